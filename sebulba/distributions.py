@@ -1,0 +1,167 @@
+"""Policies over actions, as pure functions of a network's outputs.
+
+``raw`` is what the policy samples; ``action`` is what the environment takes. All probabilities
+are of ``raw``: the Jacobian of a squashing depends on ``raw`` alone, so it cancels in the ratio
+pi / mu, and has no gradient in log pi. Keep ``raw`` with the action, since squashing loses digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.types import BoxSpec, DiscreteSpec
+
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Standard deviations from 0.0067 to 7.4: float32 ratios stay exact to 1e-4, nothing overflows.
+
+Outside of it the log standard deviation has no gradient: start the network well inside."""
+
+
+class Sample(NamedTuple):
+    """An action in the environment's terms, and the sample its probability is computed of."""
+
+    action: jax.Array
+    raw: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """Discrete actions 0 .. num_actions - 1. ``parameters`` are finite logits ``[..., A]``.
+
+    ``action`` and ``raw`` are the same int32 ``[...]``.
+    """
+
+    num_actions: int
+
+    @property
+    def parameters_size(self) -> int:
+        """Outputs of the network for each environment."""
+        return self.num_actions
+
+    def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
+        """Draw one action for each row of ``parameters``."""
+        uniform = jax.random.uniform(key, parameters.shape[:-1])
+        action = _inverse_cdf(uniform, parameters)
+        return Sample(action, action)
+
+    def mode(self, parameters: jax.Array) -> Sample:
+        """The most probable action."""
+        action = jnp.argmax(parameters, axis=-1).astype(jnp.int32)
+        return Sample(action, action)
+
+    def log_prob(self, parameters: jax.Array, raw: jax.Array) -> jax.Array:
+        """Log-probability of ``raw``, ``[...]``."""
+        log_probs = jax.nn.log_softmax(parameters)
+        return jnp.take_along_axis(log_probs, raw[..., None], axis=-1)[..., 0]
+
+    def entropy(self, parameters: jax.Array) -> jax.Array:
+        """Entropy in nats, ``[...]``."""
+        log_probs = jax.nn.log_softmax(parameters)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def _inverse_cdf(uniform: jax.Array, logits: jax.Array) -> jax.Array:
+    """The int32 action whose interval of the cumulative distribution holds ``uniform`` in [0, 1).
+
+    One random number for each row, where the Gumbel trick of jax.random.categorical draws one for
+    each action; random bits are the larger part of sampling on a CPU. Scaling by the computed
+    total, not by 1, keeps the last interval closed whatever the rounding.
+    """
+    cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
+    threshold = uniform[..., None] * cumulative[..., -1:]
+    return jnp.sum(cumulative <= threshold, axis=-1, dtype=jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DiagonalGaussian:
+    """Continuous actions between ``low`` and ``high`` from independent Gaussians.
+
+    ``parameters`` are the means, then the log standard deviations, ``[..., 2 * D]``, with D the
+    number of elements of ``low``. ``raw`` is ``[..., D]``, ``action`` ``[..., *low.shape]``.
+
+    Attributes:
+      low: lower bounds.
+      high: upper bounds, of the same shape.
+      squash: "tanh" maps raw = +-inf to the bounds, which must be finite; "clip" takes ``raw`` in
+        the environment's own units and clips it, so a bound of +-inf does nothing.
+
+    Raises:
+      ValueError: the bounds have two shapes or are not ordered, or "tanh" has infinite ones.
+    """
+
+    low: np.ndarray[Any, np.dtype[np.float32]]
+    high: np.ndarray[Any, np.dtype[np.float32]]
+    squash: Literal["tanh", "clip"] = "tanh"
+
+    def __post_init__(self) -> None:
+        if self.squash not in ("tanh", "clip"):
+            raise ValueError(f"squash is {self.squash!r}; choose 'tanh' or 'clip'.")
+        if self.low.shape != self.high.shape or not np.all(self.low < self.high):
+            raise ValueError(
+                f"low is {self.low} and high is {self.high}, but every low must be below its high:"
+                " correct the action spec of the environment."
+            )
+        if self.squash == "tanh" and not np.all(np.isfinite([self.low, self.high])):
+            raise ValueError(
+                f"low is {self.low} and high is {self.high}, but tanh needs finite bounds to map"
+                " to: choose squash='clip', or bound the actions in the environment."
+            )
+
+    @property
+    def parameters_size(self) -> int:
+        """Outputs of the network for each environment."""
+        return 2 * self.low.size
+
+    def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
+        """Draw one action for each row of ``parameters``."""
+        mean, log_std = _mean_and_log_std(parameters)
+        return self._squashed(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape))
+
+    def mode(self, parameters: jax.Array) -> Sample:
+        """The squashed mean."""
+        mean, _ = _mean_and_log_std(parameters)
+        return self._squashed(mean)
+
+    def log_prob(self, parameters: jax.Array, raw: jax.Array) -> jax.Array:
+        """Log-density of ``raw`` (not of the action), ``[...]``."""
+        mean, log_std = _mean_and_log_std(parameters)
+        z = (raw - mean) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self, parameters: jax.Array) -> jax.Array:
+        """Differential entropy of ``raw`` (not of the action) in nats, ``[...]``."""
+        _, log_std = _mean_and_log_std(parameters)
+        return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def _squashed(self, raw: jax.Array) -> Sample:
+        action = raw.reshape(*raw.shape[:-1], *self.low.shape)
+        low, high = jnp.asarray(self.low), jnp.asarray(self.high)
+        if self.squash == "tanh":
+            # Halved one by one: high - low may overflow where neither does.
+            half_range = high / 2 - low / 2
+            action = low + half_range * (1.0 + jnp.tanh(action))
+        # After tanh too, whose rounding may step over a bound.
+        return Sample(jnp.clip(action, low, high), raw)
+
+
+def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mean, log_std = jnp.split(parameters, 2, axis=-1)
+    return mean, jnp.clip(log_std, *LOG_STD_RANGE)
+
+
+Distribution = Categorical | DiagonalGaussian
+
+
+def make(
+    action_spec: DiscreteSpec | BoxSpec, squash: Literal["tanh", "clip"] = "tanh"
+) -> Distribution:
+    """The policy for an action space; ``squash`` matters to continuous actions only."""
+    if isinstance(action_spec, DiscreteSpec):
+        return Categorical(action_spec.num_actions)
+    return DiagonalGaussian(action_spec.low, action_spec.high, squash)

@@ -1,0 +1,84 @@
+"""V-trace: off-policy corrected value targets and policy gradient advantages.
+
+Espeholt et al. (2018), "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+Actor-Learner Architectures".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sebulba.losses._shapes import check_shapes
+
+
+class VTraceOutput(NamedTuple):
+    """Constants for the losses: no gradient flows through them.
+
+    Attributes:
+      targets: ``[T, B]``, the V-trace targets v_t for the values of timesteps 0 .. T-1; the
+        value itself where ``first``.
+      advantages: ``[T, B]``, what multiplies the gradient of log pi(a_t | x_t); 0 where ``first``.
+    """
+
+    targets: jax.Array
+    advantages: jax.Array
+
+
+def vtrace(
+    log_rhos: jax.Array,
+    rewards: jax.Array,
+    discounts: jax.Array,
+    values: jax.Array,
+    first: jax.Array,
+    *,
+    lambda_: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg_rho: float = 1.0,
+) -> VTraceOutput:
+    """V-trace targets (eq. 1) and advantages (section 4.2) of one unroll.
+
+    Args:
+      log_rhos: ``[T, B]``, log pi(a_t | x_t) - log mu(a_t | x_t).
+      rewards: ``[T, B]``, r_{t+1}, received for a_t.
+      discounts: ``[T, B]``, gamma times the discount of timestep t+1 (0 on termination).
+      values: ``[T+1, B]``, V(x_t); the last one bootstraps.
+      first: bool ``[T, B]``, timestep t+1 starts a new episode. That transition is no part of the
+        problem and cuts the recursion: the final observation's own value bootstraps its episode.
+      lambda_: multiplies c_t (remark 2); 1 in the paper's experiments.
+      clip_rho: rho-bar; decides which policy's value function is learned.
+      clip_c: c-bar, at most ``clip_rho``; decides the speed of convergence and the variance.
+      clip_pg_rho: the same clip for the ratio in the policy gradient.
+
+    Raises:
+      ValueError: an argument has another shape.
+    """
+    check_shapes(first.shape, log_rhos=log_rhos, rewards=rewards, discounts=discounts)
+    check_shapes((first.shape[0] + 1, *first.shape[1:]), values=values)
+    log_rhos, rewards, discounts, values = jax.lax.stop_gradient(
+        (log_rhos, rewards, discounts, values)
+    )
+    rhos = jnp.where(first, 0.0, jnp.exp(log_rhos))
+    discounts = jnp.where(first, 0.0, discounts)
+    cs = lambda_ * jnp.minimum(clip_c, rhos)
+    deltas = jnp.minimum(clip_rho, rhos) * (rewards + discounts * values[1:] - values[:-1])
+
+    targets = values[:-1] + _discounted_sums(deltas, discounts * cs)
+    next_targets = jnp.concatenate([targets[1:], values[-1:]])
+    errors = rewards + discounts * next_targets - values[:-1]
+    return VTraceOutput(targets, jnp.minimum(clip_pg_rho, rhos) * errors)
+
+
+def _discounted_sums(terms: jax.Array, factors: jax.Array) -> jax.Array:
+    """y_t = terms_t + factors_t y_{t+1} with y_T = 0, ``[T, B]`` (remark 1)."""
+
+    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        term, factor = now
+        total = term + factor * later
+        return total, total
+
+    _, sums = jax.lax.scan(step, jnp.zeros_like(terms[0]), (terms, factors), reverse=True)
+    return sums
