@@ -1,0 +1,71 @@
+"""Podracer-style "Sebulba" reinforcement learning on JAX.
+
+>>> import dataclasses, sebulba
+>>> config = dataclasses.replace(sebulba.presets.get("vtrace-catch"), total_steps=50_000)
+>>> result = sebulba.train(config)
+>>> result.metrics[-1]["episode_return_mean"]
+"""
+
+from __future__ import annotations
+
+from sebulba import distributions, envs, inference, learners, losses, networks, presets
+from sebulba.agent import PolicyAgent, PolicyValue
+from sebulba.config import (
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    NetworkConfig,
+    OptimiserConfig,
+    VTraceConfig,
+)
+from sebulba.evaluate import Evaluation, evaluate, evaluate_run
+from sebulba.metrics import read as read_metrics
+from sebulba.runner import TrainResult, train
+from sebulba.topology import Topology
+from sebulba.types import (
+    ActorOutput,
+    Agent,
+    ArraySpec,
+    BoxSpec,
+    DiscreteSpec,
+    Env,
+    EnvSpec,
+    Timestep,
+    Trajectory,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActorOutput",
+    "Agent",
+    "ArraySpec",
+    "BoxSpec",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DiscreteSpec",
+    "Env",
+    "EnvSpec",
+    "Evaluation",
+    "NetworkConfig",
+    "OptimiserConfig",
+    "PolicyAgent",
+    "PolicyValue",
+    "Timestep",
+    "Topology",
+    "TrainResult",
+    "Trajectory",
+    "VTraceConfig",
+    "distributions",
+    "envs",
+    "evaluate",
+    "evaluate_run",
+    "inference",
+    "learners",
+    "losses",
+    "networks",
+    "presets",
+    "read_metrics",
+    "train",
+]

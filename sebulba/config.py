@@ -1,0 +1,263 @@
+"""Configuration: frozen dataclasses, from which the command line is made.
+
+A config is never changed at run time. Field docstrings are the command line's help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+Option = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """The user asked for something impossible; the message says the value, rule and remedy."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """The reference network: torso, optional recurrent core, heads."""
+
+    torso: Literal["mlp", "shallow", "deep"] = "mlp"
+    """mlp: dense layers; shallow: three convolutions (Mnih et al. 2015); deep: residual network
+    of 15 convolutions (Espeholt et al. 2018, figure 3)."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Dense layers, after the convolutions where there are any."""
+    core: Literal["none", "lstm"] = "none"
+    """lstm: a recurrent core that also takes the last action and reward."""
+    core_size: int = 256
+    """Units of the LSTM."""
+    frame_stack: int = 1
+    """Last frames that the network sees, stacked on the device; cleared at episode starts."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the network's arithmetic; parameters and losses stay float32."""
+    squash: Literal["tanh", "clip"] = "tanh"
+    """How a Gaussian sample is brought into the bounds of a continuous action."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimiserConfig:
+    """Gradient clipping, then RMSProp or Adam, with a learning rate that may decay linearly."""
+
+    name: Literal["rmsprop", "adam"] = "rmsprop"
+    learning_rate: float = 6e-4
+    decay_to_zero: bool = True
+    """Decay the learning rate linearly to 0 at total_steps."""
+    epsilon: float = 1e-8
+    """Added to the mean square before the root (rmsprop), or to the root (adam)."""
+    rms_decay: float = 0.99
+    max_gradient_norm: float = 0.5
+    """Gradients are scaled down to this global norm where they exceed it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many are kept."""
+
+    every: int = 1000
+    """Updates between checkpoints; one more is written at the end."""
+    keep: int = 3
+    """Newest checkpoints to keep."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What every algorithm shares."""
+
+    preset: str = ""
+    """Name of the preset this config came from."""
+    env: str = "CartPole-v1"
+    """EnvPool id, or sebulba/Catch, sebulba/Memory."""
+    env_options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """Options of the environment: KEY VALUE [KEY VALUE ...]."""
+    atari_protocol: Literal["machado", "impala"] = "machado"
+    """machado: sticky actions, all 18 actions; impala: minimal actions, life loss ends."""
+    total_steps: int = 500_000
+    """Agent steps to train for, over all hosts (frames are steps times the frame skip)."""
+    seed: int = 0
+    out: Path | None = None
+    """Run directory (from Python: None writes nothing)."""
+    resume: bool = False
+    """Go on from the last complete checkpoint in the run directory."""
+    num_inference: int | None = None
+    """Devices of each host that only act; None: a quarter, at least one. One device is shared."""
+    actors_per_device: int = 2
+    """Actor threads for each inference device, each with its own environments."""
+    envs_per_actor: int = 32
+    """B: environments stepped together by one actor."""
+    env_threads: int = 0
+    """Threads of each actor's EnvPool; 0 lets EnvPool choose."""
+    unroll_length: int = 20
+    """T: steps of one trajectory."""
+    batch_size: int = 32
+    """Environments' trajectories in one update, for each host: a multiple of envs_per_actor."""
+    gradient_accumulation: int = 1
+    """Pieces in which an update is dispatched, so that acting slips in between."""
+    queue_size: int = 1
+    """Trajectories that wait in each actor's lane."""
+    policy_lag: Literal["none", "0", "1"] = "none"
+    """Versions between acting and learning. none: act on the newest parameters; 0: on exactly
+    those that the update starts from; 1: exactly one update old. With 0 and 1 the data do not
+    depend on timing."""
+    log_every: int = 50
+    """Updates between two lines of metrics."""
+    network: NetworkConfig = NetworkConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VTraceConfig(Config):
+    """IMPALA: V-trace actor-critic (Espeholt et al. 2018).
+
+    The paper sums losses over time and batch; here they are means over T x B. Dividing the
+    paper's clipping norm by T x B = 640, and RMSProp's epsilon by its square, gives the same
+    updates.
+    """
+
+    discount: float = 0.99
+    """gamma."""
+    lambda_: float = 1.0
+    """Trace decay (remark 2 of the paper)."""
+    clip_rho: float = 1.0
+    """Truncation of the importance weights of the temporal differences."""
+    clip_c: float = 1.0
+    """Truncation of the trace-cutting weights."""
+    clip_pg_rho: float = 1.0
+    """Truncation of the importance weights of the policy gradient."""
+    baseline_cost: float = 0.5
+    entropy_cost: float = 0.01
+    reward_clip: float | None = None
+    """Rewards are clipped to +- this for learning; metrics keep the true ones."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this for learning, before clipping."""
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def validate(config: Config) -> None:
+    """Refuse values that can never work, whatever the devices and environment.
+
+    Raises:
+      ConfigError: naming the field, its value, the rule and the remedy.
+    """
+    for name in _POSITIVE_INTS:
+        value = _get(config, name)
+        _require(
+            isinstance(value, int) and value > 0, name, value, "must be a whole number above 0"
+        )
+    for name in ("optimiser.learning_rate", "optimiser.max_gradient_norm", "optimiser.epsilon"):
+        _require(_get(config, name) > 0, name, _get(config, name), "must be above 0")
+    _require(0 <= config.seed < 2**32, "seed", config.seed, "must be from 0 to 2**32 - 1")
+    _require(config.env_threads >= 0, "env_threads", config.env_threads, "must be 0 or more")
+    _require(
+        all(size > 0 for size in config.network.hidden_sizes),
+        "network.hidden_sizes",
+        config.network.hidden_sizes,
+        "must all be above 0",
+    )
+    _require(
+        config.num_inference is None or config.num_inference > 0,
+        "num_inference",
+        config.num_inference,
+        "must be above 0, or None",
+    )
+    if config.batch_size % config.envs_per_actor:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is not a multiple of envs_per_actor "
+            f"{config.envs_per_actor}: an update takes whole trajectories of its actors. Make it "
+            f"{max(1, config.batch_size // config.envs_per_actor) * config.envs_per_actor}, or "
+            "change envs_per_actor."
+        )
+    if isinstance(config, VTraceConfig):
+        _validate_vtrace(config)
+
+
+_POSITIVE_INTS = (
+    "total_steps",
+    "actors_per_device",
+    "envs_per_actor",
+    "unroll_length",
+    "batch_size",
+    "gradient_accumulation",
+    "queue_size",
+    "log_every",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "network.core_size",
+    "network.frame_stack",
+)
+
+
+def _validate_vtrace(config: VTraceConfig) -> None:
+    for name in ("discount", "lambda_"):
+        value = _get(config, name)
+        _require(0 <= value <= 1, name, value, "must be from 0 to 1")
+    for name in ("clip_rho", "clip_c", "clip_pg_rho", "reward_scale"):
+        _require(_get(config, name) > 0, name, _get(config, name), "must be above 0")
+    for name in ("baseline_cost", "entropy_cost"):
+        _require(_get(config, name) >= 0, name, _get(config, name), "must be 0 or more")
+    _require(
+        config.reward_clip is None or config.reward_clip > 0,
+        "reward_clip",
+        config.reward_clip,
+        "must be above 0, or None for no clipping",
+    )
+
+
+def _get(config: Any, path: str) -> Any:
+    for part in path.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _require(holds: bool, name: str, value: Any, rule: str) -> None:
+    if not holds:
+        flag = "--" + name.replace("_", "-").rstrip("-")
+        raise ConfigError(f"{name} is {value!r}: it {rule}. Set it with {flag}.")
+
+
+def to_json(config: Config) -> str:
+    """Everything, resolved, with the name of the config's class."""
+    fields = {"algorithm": type(config).__name__, **dataclasses.asdict(config)}
+    return json.dumps(fields, indent=2, default=str) + "\n"
+
+
+def from_json(text: str, kinds: Mapping[str, type[AnyConfig]]) -> AnyConfig:
+    """The config that ``to_json`` wrote; ``kinds`` maps class names to classes.
+
+    Raises:
+      ConfigError: an unknown algorithm or field, as another version may have written.
+    """
+    fields = json.loads(text)
+    name = fields.pop("algorithm", None)
+    if name not in kinds:
+        raise ConfigError(f"algorithm {name!r} is unknown: it must be one of {sorted(kinds)}.")
+    config: AnyConfig = _build(kinds[name], fields)
+    return config
+
+
+def _build(kind: type[Any], values: dict[str, Any]) -> Any:
+    defaults = kind()
+    unknown = set(values) - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        raise ConfigError(
+            f"the saved config has the fields {sorted(unknown)}, which {kind.__name__} lacks: "
+            "use the version of the library that wrote it."
+        )
+    built = {}
+    for name, value in values.items():
+        default = getattr(defaults, name)
+        if dataclasses.is_dataclass(default):
+            value = _build(type(default), value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif name == "out" and value is not None:
+            value = Path(value)
+        built[name] = value
+    return kind(**built)

@@ -1,0 +1,167 @@
+"""EnvPool (Weng et al., 2022) behind the ``Env`` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sebulba.envs import atari, envpool_spec
+from sebulba.envs.base import check_num_envs, unknown
+from sebulba.types import ArraySpec, EnvSpec, Timestep
+
+Array = np.ndarray[Any, Any]
+
+_OWNED = {
+    "num_envs": "use the argument num_envs",
+    "num_threads": "use the argument num_threads",
+    "seed": "use the argument seed",
+    "env_seed": "use the argument seed",
+    "batch_size": "all environments are stepped together: use more actors instead",
+    "max_num_players": "only environments with one player are supported",
+    "env_type": "the adapter uses EnvPool's lower level",
+    "gym_reset_return_info": "the adapter uses EnvPool's lower level",
+}
+_FIRST = 0  # The value of dm_env.StepType.FIRST in EnvPool's state.
+
+
+def environment_ids() -> list[str]:
+    """Every id that EnvPool knows."""
+    import envpool  # Here, since it takes seconds.
+
+    return list(envpool.list_all_envs())
+
+
+class EnvPoolEnv:
+    """Any single-agent environment of EnvPool, with arrays or a flat dict of arrays as observation.
+
+    Float64 observations become float32. Rewards are the environment's own, never clipped.
+    The discount is 0 on termination and 1 on truncation; where an environment of EnvPool does
+    not say which of the two ended an episode at its time limit, it is truncation.
+
+    Atari games (any environment with sticky actions) are played by one of the protocols
+    ``"machado"`` and ``"impala"`` of ``sebulba.envs.atari``; observations are single frames,
+    uint8 ``[B, 84, 84]``. With ``zero_discount_on_life_loss`` (set by ``"impala"``) the discount is
+    0 on arriving at a timestep with fewer lives, but the game goes on: ``first`` stays False,
+    and the sum of rewards between two ``first`` is the return of the whole game.
+
+    Args:
+      env_id: an id of ``envpool.list_all_envs()``.
+      num_envs: B, at least 1.
+      seed: at least 0. Every environment gets its own seed, drawn from this one. (EnvPool itself
+        would use seed, seed + 1, ..., the same ones as an actor with the next seed.)
+      num_threads: threads that step the environments; 0 for one per CPU core.
+      options: EnvPool's options for this environment; they override those of the protocol.
+      atari_protocol: ``"machado"`` or ``"impala"``; read for Atari games only.
+
+    Raises:
+      ValueError: the id or an option is unknown, or the environment is not supported.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        seed: int,
+        num_threads: int = 0,
+        options: Mapping[str, Any] | None = None,
+        atari_protocol: str = "machado",
+    ) -> None:
+        if seed < 0 or num_threads < 0:
+            raise ValueError(
+                f"seed is {seed} and num_threads is {num_threads}, but neither can be negative."
+            )
+        check_num_envs(num_envs)
+        native_options = _native_options(env_id, options or {}, atari_protocol)
+        import envpool
+
+        self._pool: Any = envpool.make_gymnasium(
+            env_id,
+            num_envs=num_envs,
+            num_threads=num_threads,
+            seed=(np.random.SeedSequence(seed).generate_state(num_envs) >> 1).tolist(),
+            **native_options,
+        )
+        native = self._pool.spec
+        envpool_spec.check_supported(env_id, native)
+        self._spec = envpool_spec.env_spec(native, num_envs)
+        action = envpool_spec.native_action(native)
+        self._action = action._replace(shape=(num_envs, *action.shape))
+        (self._observation_key, *_) = envpool_spec.observation_keys(native)
+        self._env_ids = np.arange(num_envs, dtype=np.int32)
+        self._ends_on_life_loss = getattr(native.config, "zero_discount_on_life_loss", False)
+        self._lives = np.zeros(num_envs, np.int32)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def reset(self) -> Timestep:
+        self._pool._reset(self._env_ids)
+        return self._receive()
+
+    def step(self, action: Array) -> Timestep:
+        # EnvPool's public step spends longer in Python, and hides the step type. Its lower level
+        # wants arrays that it may write to, which those of JAX are not: hence the copy.
+        native = np.array(action, self._action.dtype, order="C")
+        if native.shape != self._action.shape:
+            raise ValueError(
+                f"action has shape {native.shape}, but must have shape {self._action.shape}: "
+                "give one action for each environment."
+            )
+        self._pool._send([self._env_ids, self._env_ids, native])
+        return self._receive()
+
+    def close(self) -> None:
+        self._pool = None  # Its destructor joins its threads.
+
+    def _receive(self) -> Timestep:
+        state = dict(zip(self._pool._state_keys, self._pool._recv(), strict=True))
+        first = state["step_type"] == _FIRST
+        terminated = self._terminated(state) & ~first
+        return Timestep(
+            observation=self._observation(state),
+            reward=np.where(first, np.float32(0), state["reward"]),
+            discount=(~terminated).astype(np.float32),
+            first=first,
+        )
+
+    def _terminated(self, state: Mapping[str, Array]) -> Array:
+        # Newer versions say so for some environments; truncation hides termination in the others.
+        terminated = state.get("terminated", state["done"] & ~state["trunc"])
+        if self._ends_on_life_loss:
+            terminated = terminated | (state["info:lives"] < self._lives)
+            self._lives = state["info:lives"]
+        return terminated
+
+    def _observation(self, state: Mapping[str, Array]) -> Any:
+        spec = self._spec.observation
+        if isinstance(spec, dict):
+            return {name: _as(spec[name], state[f"obs:{name}"]) for name in spec}
+        return _as(spec, state[self._observation_key])
+
+
+def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> Mapping[str, Any]:
+    """The options to make the environment with, once it and the user's options are checked."""
+    import envpool
+
+    known = environment_ids()
+    if env_id not in known:
+        raise unknown("environment", env_id, known)
+    spec: Any = envpool.make_spec(env_id)
+    is_atari = envpool_spec.is_atari(spec)
+    owned = {**_OWNED, **(atari.OWNED if is_atari else {})}
+    for name in options:
+        if name in owned:
+            raise ValueError(f"{env_id} has no option {name!r}, because {owned[name]}.")
+        if name not in spec.config._fields:
+            raise unknown(f"option of {env_id}", name, set(spec.config._fields) - set(owned))
+    if is_atari:
+        return atari.atari_options(protocol, spec.config.frame_skip, options)
+    return options
+
+
+def _as(spec: ArraySpec, value: Array) -> Array:
+    # A view, except where the dtype changes.
+    return value.reshape(len(value), *spec.shape).astype(spec.dtype, copy=False)

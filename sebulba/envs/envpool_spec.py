@@ -1,0 +1,106 @@
+"""EnvPool's description of an environment, read into an ``EnvSpec``.
+
+It is read from EnvPool's own specs: the Gymnasium spaces made of them say the same, with warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec
+
+_PREFIX = "obs:"
+
+
+def env_spec(native: Any, num_envs: int) -> EnvSpec:
+    """The ``EnvSpec`` of a supported environment, ``native`` being the spec of its pool."""
+    arrays = native.state_array_spec
+    observation = {k.removeprefix(_PREFIX): _array(arrays[k]) for k in observation_keys(native)}
+    if is_atari(native) and native.config.gray_scale:
+        # The one stacked frame, the one channel: [1, 84, 84].
+        observation = {k: v._replace(shape=v.shape[1:]) for k, v in observation.items()}
+    (action,) = _actions(native).values()
+    return EnvSpec(
+        observation=observation if len(observation) > 1 else next(iter(observation.values())),
+        action=DiscreteSpec(int(action.maximum) + 1) if _is_integer(action) else _box(action),
+        num_envs=num_envs,
+        frame_skip=getattr(native.config, "frame_skip", 1),
+    )
+
+
+def is_atari(native: Any) -> bool:
+    """Whether this is an Atari game: only these have sticky actions."""
+    return hasattr(native.config, "repeat_action_probability")
+
+
+def native_action(native: Any) -> ArraySpec:
+    """The shape, without the batch axis, and dtype in which EnvPool takes the action."""
+    (action,) = _actions(native).values()
+    return ArraySpec(_inner(action.shape), np.dtype(action.dtype))
+
+
+def observation_keys(native: Any) -> list[str]:
+    """The keys of the observation in EnvPool's state, in its order."""
+    return [k for k in native.state_array_spec if k == "obs" or k.startswith(_PREFIX)]
+
+
+def check_supported(env_id: str, native: Any) -> None:
+    """Raise ``ValueError`` if an ``EnvSpec`` cannot say what the environment takes and gives."""
+    reason = _unsupported(native)
+    if reason:
+        raise ValueError(
+            f"{env_id} {reason}, but only environments with one player, one discrete or bounded "
+            "continuous action, and an array or a flat dict of arrays as observation are "
+            "supported: choose another, or write a class with the methods of sebulba.types.Env."
+        )
+
+
+def _unsupported(native: Any) -> str | None:
+    players = native.config.max_num_players
+    if players > 1:
+        return f"has up to {players} players"
+    actions = _actions(native)
+    if len(actions) != 1:
+        return f"takes several actions at once ({', '.join(actions)})"
+    (action,) = actions.values()
+    if _is_integer(action) and _inner(action.shape):
+        return "takes a vector of discrete actions"
+    if np.max(action.maximum) >= np.finfo(np.float32).max:
+        return "takes continuous actions without bounds"
+    nested = [key for key in observation_keys(native) if "." in key]
+    if nested:
+        return f"has nested observations ({', '.join(nested)})"
+    return None
+
+
+def _actions(native: Any) -> dict[str, Any]:
+    routing = ("env_id", "players.env_id")
+    return {k: v for k, v in native.action_array_spec.items() if k not in routing}
+
+
+def _array(native: Any) -> ArraySpec:
+    shape, dtype = _inner(native.shape), np.dtype(native.dtype)
+    if dtype.kind == "f":
+        dtype = np.dtype(np.float32)
+    return ArraySpec(shape, dtype)
+
+
+def _box(native: Any) -> BoxSpec:
+    shape = _inner(native.shape)
+    low, high = (
+        np.broadcast_to(np.asarray(bound, np.float32), shape).copy()
+        for bound in (native.minimum, native.maximum)
+    )
+    return BoxSpec(low, high)
+
+
+def _is_integer(native: Any) -> bool:
+    return bool(np.issubdtype(native.dtype, np.integer))
+
+
+def _inner(shape: Iterable[int]) -> tuple[int, ...]:
+    """The shape without EnvPool's axis of players, -1."""
+    return tuple(n for n in shape if n != -1)

@@ -1,0 +1,112 @@
+"""Evaluation: the true return of a trained agent."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from sebulba import algorithms
+from sebulba.checkpoint import Checkpointer
+from sebulba.config import ConfigError
+from sebulba.inference import EpisodeTracker
+from sebulba.learners import make_optimiser
+from sebulba.rundir import checkpoints_in, last_checkpoint, load_config
+from sebulba.runner import MakeEnv, default_make_env, probe
+from sebulba.topology import Topology
+from sebulba.types import Agent, Params
+
+MAX_ENVS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Returns of whole episodes, unclipped.
+
+    Attributes:
+      returns: ``[episodes]``.
+      lengths: ``[episodes]``, in agent steps.
+      update: updates behind the parameters; None where they did not come from a checkpoint.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    update: int | None = None
+
+    def summary(self) -> dict[str, float]:
+        """Mean, its standard error, median, minimum and maximum of the return."""
+        count = len(self.returns)
+        error = self.returns.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
+        return {
+            "episodes": count,
+            "mean": float(self.returns.mean()),
+            "standard_error": float(error),
+            "median": float(np.median(self.returns)),
+            "minimum": float(self.returns.min()),
+            "maximum": float(self.returns.max()),
+            "length_mean": float(self.lengths.mean()),
+        }
+
+
+def evaluate_run(
+    directory: Path, episodes: int = 100, *, greedy: bool = False, seed: int = 0
+) -> Evaluation:
+    """Evaluate the last checkpoint of a run directory.
+
+    Raises:
+      ConfigError: it is no run directory, or holds no checkpoint.
+    """
+    config = load_config(directory)
+    update = last_checkpoint(directory)
+    make_env = default_make_env(config)
+    spec = probe(make_env)
+    agent = algorithms.make_agent(config, spec, greedy=greedy)
+    topology = Topology.split(1, devices=jax.local_devices()[:1])
+    optimiser = make_optimiser(config.optimiser, 1)
+    learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
+    state = learner.init(jax.random.key(0))
+    state, _ = Checkpointer(checkpoints_in(directory)).restore(update, state)
+    result = evaluate(agent, learner.params(state), make_env, episodes, seed=seed)
+    return dataclasses.replace(result, update=update)
+
+
+def evaluate(
+    agent: Agent, params: Params, make_env: MakeEnv, episodes: int = 100, *, seed: int = 0
+) -> Evaluation:
+    """Run ``episodes`` whole episodes.
+
+    Every environment plays its share, whatever their lengths: taking the first to end would
+    favour short ones.
+
+    Raises:
+      ConfigError: ``episodes`` is not above 0.
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}: it must be above 0. Set it with --episodes.")
+    num_envs = min(episodes, MAX_ENVS)
+    quota = np.full(num_envs, episodes // num_envs)
+    quota[: episodes % num_envs] += 1
+    act = jax.jit(agent.act)
+    key = jax.random.key(seed)
+    env = make_env(num_envs, seed)
+    ended: list[tuple[float, int]] = []
+    try:
+        timestep = env.reset()
+        tracker = EpisodeTracker(timestep)
+        state = agent.initial_state(num_envs)
+        t = 0
+        while quota.any():
+            output, state = act(params, jax.random.fold_in(key, t), timestep, state)
+            timestep = env.step(np.asarray(output.action))
+            tracker.update(timestep)
+            for index, episode in zip(np.flatnonzero(timestep.first), tracker.ended(), strict=True):
+                if quota[index]:
+                    quota[index] -= 1
+                    ended.append(episode)
+            t += 1
+    finally:
+        env.close()
+    returns, lengths = zip(*ended, strict=True)
+    return Evaluation(np.array(returns), np.array(lengths))

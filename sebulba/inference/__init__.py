@@ -1,0 +1,19 @@
+"""Acting: actor threads, the program they run on a device, and the parameters they use."""
+
+from __future__ import annotations
+
+from sebulba.inference.actor import Actor, Unroll
+from sebulba.inference.episodes import EpisodeTracker
+from sebulba.inference.params import ParamsSlot, Versioned
+from sebulba.inference.program import ActorProgram, Carry, Explore
+
+__all__ = [
+    "Actor",
+    "ActorProgram",
+    "Carry",
+    "EpisodeTracker",
+    "Explore",
+    "ParamsSlot",
+    "Unroll",
+    "Versioned",
+]

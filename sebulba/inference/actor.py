@@ -1,0 +1,129 @@
+"""An actor thread: steps its environments, and acts on an inference device."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from sebulba.inference.episodes import EpisodeTracker
+from sebulba.inference.params import ParamsSlot, Versioned
+from sebulba.inference.program import ActorProgram
+from sebulba.queues import TrajectoryQueue
+from sebulba.types import ArrayTree, Env, Trajectory
+
+
+class Unroll(NamedTuple):
+    """What an actor hands to the learner.
+
+    Attributes:
+      parts: one trajectory on each learner device of this host, cut along B.
+      version: updates behind the parameters that acted.
+      episodes: (return, length) of the episodes that ended in it.
+      seconds: the actor's time since its last unroll: ``environment``, ``act``, ``queue`` and
+        ``params`` (waiting for either).
+    """
+
+    parts: list[Trajectory]
+    version: int
+    episodes: list[tuple[float, int]]
+    seconds: dict[str, float]
+
+
+class Actor:
+    """One actor; ``run`` is the body of its thread."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        lane: int,
+        make_env: Callable[[], Env],
+        program: ActorProgram,
+        slot: ParamsSlot,
+        queue: TrajectoryQueue[Unroll],
+        device: jax.Device,
+        learners: tuple[jax.Device, ...],
+        key: jax.Array,
+        first_unroll: int,
+        version_of: Callable[[int], int | None],
+        unroll_length: int,
+        exploration: ArrayTree = (),
+    ) -> None:
+        """Everything is called from the actor's own thread only.
+
+        ``version_of(unroll)`` says which version of the parameters that unroll must act on,
+        None for the newest. ``first_unroll`` is the number of the first one.
+        """
+        self.name = name
+        self._lane = lane
+        self._make_env = make_env
+        self._program = program
+        self._slot = slot
+        self._queue = queue
+        self._device = device
+        self._learners = list(learners)
+        self._key = key
+        self._unroll = first_unroll
+        self._version_of = version_of
+        self._unroll_length = unroll_length
+        self._exploration = exploration
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def run(self) -> None:
+        """Act until the queue or the slot is shut down; a failure says where it came from."""
+        try:
+            env = self._make_env()
+            try:
+                self._act_forever(env)
+            finally:
+                env.close()
+        except Exception as error:
+            error.add_note(f"in thread {self.name} on device {self._device}, unroll {self._unroll}")
+            raise
+
+    def _act_forever(self, env: Env) -> None:
+        timestep = env.reset()
+        episodes = EpisodeTracker(timestep)
+        current = self._params()
+        key, unroll, exploration, placed = jax.device_put(
+            (self._key, np.int32(self._unroll), self._exploration, timestep), self._device
+        )
+        carry = self._program.start(current.params, key, unroll)
+        while True:
+            for _ in range(self._unroll_length):
+                start = time.perf_counter()
+                on_device, carry = self._program.step(current.params, carry, placed, exploration)
+                action = np.asarray(jax.device_get(on_device))
+                acted = time.perf_counter()
+                timestep = env.step(action)
+                episodes.update(timestep)
+                stepped = time.perf_counter()
+                placed = jax.device_put(timestep, self._device)
+                self._seconds["environment"] += stepped - acted
+                self._seconds["act"] += acted - start + time.perf_counter() - stepped
+            parts, carry = self._program.finish(carry, placed)
+            self._hand_over(parts, current.version, episodes)
+            self._unroll += 1
+            current = self._params()
+
+    def _hand_over(self, parts: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
+        moved = [
+            jax.device_put(part, device) for part, device in zip(parts, self._learners, strict=True)
+        ]
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        unroll = Unroll(moved, version, episodes.ended(), seconds)
+        start = time.perf_counter()
+        self._queue.put(self._lane, unroll)
+        self._seconds["queue"] += time.perf_counter() - start
+
+    def _params(self) -> Versioned:
+        start = time.perf_counter()
+        version = self._version_of(self._unroll)
+        current = self._slot.newest() if version is None else self._slot.exactly(version)
+        self._seconds["params"] += time.perf_counter() - start
+        return current

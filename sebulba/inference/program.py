@@ -1,0 +1,191 @@
+"""What runs on the inference device: one call for each step, one for each unroll."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sebulba.types import (
+    ActorOutput,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    Params,
+    State,
+    Timestep,
+    Trajectory,
+)
+
+Explore = Callable[[jax.Array, ActorOutput, ArrayTree], ActorOutput]
+"""``explore(key, output, exploration)``: the agent's output with some actions replaced."""
+
+
+class Carry(NamedTuple):
+    """An actor's memory on the inference device, donated from each call to the next.
+
+    Attributes:
+      timesteps: ``[T+1, B, ...]``, written up to ``t``.
+      outputs: ``[T, B, ...]``, written up to ``t``.
+      initial_state: recurrent state at the start of this unroll.
+      state: recurrent state now.
+      t: step within the unroll.
+      unroll: number of this unroll, from which its random keys are derived.
+      key: the actor's key; it never changes.
+    """
+
+    timesteps: Timestep
+    outputs: ActorOutput
+    initial_state: State
+    state: State
+    t: jax.Array
+    unroll: jax.Array
+    key: jax.Array
+
+
+class ActorProgram:
+    """The compiled functions that all actors of a host share.
+
+    ``step`` writes the timestep into the trajectory, acts, samples and writes the output:
+    one XLA call for each environment step. ``finish`` writes the last timestep, cuts the
+    trajectory into equal parts of B, one for each learner device, and starts the next unroll.
+    """
+
+    def __init__(
+        self, agent: Agent, spec: EnvSpec, unroll_length: int, parts: int, explore: Explore | None
+    ) -> None:
+        """``parts`` must divide ``spec.num_envs``."""
+        self._agent = agent
+        self._spec = spec
+        self._unroll_length = unroll_length
+        self._parts = parts
+        self._explore = explore
+        self.start = jax.jit(self._start)
+        self.step = jax.jit(self._step, donate_argnames="carry")
+        self.finish = jax.jit(self._finish, donate_argnames="carry")
+
+    def warm_up(self, params: Params, exploration: ArrayTree, device: jax.Device) -> None:
+        """Compile for ``device``, before several threads would each do it at once."""
+        shapes = self._timestep_shapes()
+        timestep = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
+        key, unroll, exploration, timestep = jax.device_put(
+            (jax.random.key(0), np.int32(0), exploration, timestep), device
+        )
+        carry = self.start(params, key, unroll)
+        _, carry = self.step(params, carry, timestep, exploration)
+        jax.block_until_ready(self.finish(carry, timestep))
+
+    def _start(self, params: Params, key: jax.Array, unroll: jax.Array) -> Carry:
+        return _fresh(
+            Carry(
+                timesteps=self._timestep_shapes(),
+                outputs=self._output_shapes(params),
+                initial_state=(),
+                state=self._agent.initial_state(self._spec.num_envs),
+                t=jnp.zeros((), jnp.int32),
+                unroll=unroll,
+                key=key,
+            )
+        )
+
+    def _step(
+        self, params: Params, carry: Carry, timestep: Timestep, exploration: ArrayTree
+    ) -> tuple[jax.Array, Carry]:
+        key = jax.random.fold_in(jax.random.fold_in(carry.key, carry.unroll), carry.t)
+        output, state = self._agent.act(params, key, timestep, carry.state)
+        if self._explore is not None:
+            output = self._explore(jax.random.fold_in(key, 1), output, exploration)
+        carry = carry._replace(
+            timesteps=_write(carry.timesteps, timestep, carry.t),
+            outputs=_write(carry.outputs, output, carry.t),
+            state=state,
+            t=carry.t + 1,
+        )
+        return output.action, carry
+
+    def _finish(self, carry: Carry, timestep: Timestep) -> tuple[list[Trajectory], Carry]:
+        trajectory = Trajectory(
+            _write(carry.timesteps, timestep, carry.t), carry.outputs, carry.initial_state
+        )
+        parts = split(trajectory, self._parts)
+        return parts, _fresh(carry._replace(unroll=carry.unroll + 1))
+
+    def _timestep_shapes(self) -> Timestep:
+        lead = (self._unroll_length + 1, self._spec.num_envs)
+
+        def stacked(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(lead + shape, dtype)
+
+        observation = jax.tree.map(
+            lambda array: stacked(array.shape, array.dtype),
+            self._spec.observation,
+            is_leaf=lambda node: hasattr(node, "dtype"),
+        )
+        return Timestep(
+            observation,
+            reward=stacked((), np.float32),
+            discount=stacked((), np.float32),
+            first=stacked((), np.bool_),
+        )
+
+    def _output_shapes(self, params: Params) -> ActorOutput:
+        timestep = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._timestep_shapes()
+        )
+        state = jax.eval_shape(lambda: self._agent.initial_state(self._spec.num_envs))
+        output, _ = jax.eval_shape(self._agent.act, params, jax.random.key(0), timestep, state)
+        stacked: ActorOutput = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((self._unroll_length, *leaf.shape), leaf.dtype),
+            output,
+        )
+        return stacked
+
+
+def split(trajectory: Trajectory, parts: int) -> list[Trajectory]:
+    """Cut a trajectory into ``parts`` trajectories of B / parts environments."""
+    if parts == 1:
+        return [trajectory]
+    size = trajectory.timestep.first.shape[1] // parts
+
+    def part(index: int, axis: int, tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(
+            lambda leaf: lax.slice_in_dim(leaf, index * size, (index + 1) * size, axis=axis), tree
+        )
+
+    return [
+        Trajectory(
+            part(index, 1, trajectory.timestep),
+            part(index, 1, trajectory.actor),
+            part(index, 0, trajectory.initial_state),
+        )
+        for index in range(parts)
+    ]
+
+
+def _write(buffers: ArrayTree, values: ArrayTree, t: jax.Array) -> ArrayTree:
+    return jax.tree.map(
+        lambda buffer, value: lax.dynamic_update_index_in_dim(
+            buffer, value.astype(buffer.dtype), t, axis=0
+        ),
+        buffers,
+        values,
+    )
+
+
+def _fresh(carry: Carry) -> Carry:
+    """Empty buffers for the next unroll; the old ones now belong to the trajectory."""
+
+    def zeros(tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+    return carry._replace(
+        timesteps=zeros(carry.timesteps),
+        outputs=zeros(carry.outputs),
+        # A copy: one buffer must not be donated under two names.
+        initial_state=jax.tree.map(jnp.copy, carry.state),
+        t=jnp.zeros((), jnp.int32),
+    )

@@ -1,0 +1,106 @@
+"""IMPALA's learner: V-trace actor-critic (Espeholt et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sebulba import losses
+from sebulba.config import VTraceConfig
+from sebulba.distributions import Distribution
+from sebulba.learners.base import Logs, SynchronisedUpdate, TrainState
+from sebulba.topology import Topology
+from sebulba.types import Agent, Params, Trajectory
+
+
+class VTraceLearner:
+    """One update for each turn of trajectories.
+
+    The agent's ``unroll`` must return an output with ``policy`` and ``value``, and its ``act``
+    extras with ``log_prob`` and ``raw``, as ``PolicyValue`` and ``Behaviour`` have them.
+    """
+
+    def __init__(
+        self,
+        config: VTraceConfig,
+        agent: Agent,
+        distribution: Distribution,
+        optimiser: optax.GradientTransformation,
+        topology: Topology,
+    ) -> None:
+        """``distribution`` is the agent's policy's."""
+        self._config = config
+        self._agent = agent
+        self._distribution = distribution
+        self._optimiser = optimiser
+        self._topology = topology
+        self.synchronised = SynchronisedUpdate(
+            self.loss, optimiser, topology, config.gradient_accumulation
+        )
+
+    def init(self, key: jax.Array) -> TrainState:
+        """Fresh parameters and optimiser state on every learner device."""
+
+        def init(key: jax.Array) -> TrainState:
+            params = self._agent.init(key)
+            return TrainState(params, self._optimiser.init(params))
+
+        state: TrainState = jax.jit(init, out_shardings=self._topology.replicated())(key)
+        return state
+
+    def params(self, state: TrainState) -> Params:
+        """The parameters that actors should use."""
+        return state.params
+
+    def update(
+        self, state: TrainState, trajectories: Sequence[Trajectory]
+    ) -> tuple[TrainState, Logs]:
+        """One synchronised update; ``state`` is donated."""
+        return self.synchronised(state, trajectories)
+
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
+        """The total loss, section 4.2 of the paper, as a mean over T x B."""
+        config = self._config
+        output, _ = self._agent.unroll(params, trajectory.timestep, trajectory.initial_state)
+        behaviour = trajectory.actor.extras
+        policy = jax.tree.map(lambda leaf: leaf[:-1], output.policy)
+        log_prob = self._distribution.log_prob(policy, behaviour.raw)
+        timestep = trajectory.timestep
+        first = timestep.first[1:]
+        result = losses.vtrace(
+            log_rhos=jax.lax.stop_gradient(log_prob) - behaviour.log_prob,
+            rewards=self._rewards(timestep.reward[1:]),
+            discounts=timestep.discount[1:] * config.discount,
+            values=output.value,
+            first=first,
+            lambda_=config.lambda_,
+            clip_rho=config.clip_rho,
+            clip_c=config.clip_c,
+            clip_pg_rho=config.clip_pg_rho,
+        )
+        policy_loss = losses.mean_loss(
+            losses.policy_gradient_loss(log_prob, result.advantages, first)
+        )
+        baseline_loss = losses.mean_loss(losses.baseline_loss(output.value, result.targets, first))
+        entropy_loss = losses.mean_loss(
+            losses.entropy_loss(self._distribution.entropy(policy), first)
+        )
+        total = (
+            policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
+        )
+        logs = {
+            "loss": total,
+            "policy_loss": policy_loss,
+            "baseline_loss": baseline_loss,
+            "entropy": -entropy_loss,
+            "value_mean": jnp.mean(output.value),
+        }
+        return total, logs
+
+    def _rewards(self, rewards: jax.Array) -> jax.Array:
+        rewards = rewards * self._config.reward_scale
+        clip = self._config.reward_clip
+        return rewards if clip is None else jnp.clip(rewards, -clip, clip)

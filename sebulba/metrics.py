@@ -1,0 +1,171 @@
+"""Metrics of a run: rows in ``metrics.jsonl``, and the same numbers for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+FILE_NAME = "metrics.jsonl"
+_TENSORBOARD_FLUSH_SECONDS = 5.0
+_GROUPS = {"episode": "^episode", "loss": "loss$", "time": "seconds?$", "lag": "^policy_lag"}
+
+
+class MetricsWriter:
+    """Appends rows of scalars to ``directory/metrics.jsonl`` and ``directory/tensorboard``.
+
+    Rows are flat, and each has at least ``update`` and ``steps``; TensorBoard's x axis is
+    ``steps``. Every row is on its way to the disk when ``write`` returns.
+
+    Args:
+      directory: the run's directory; made where it does not exist.
+      resume_update: the update that the run continues from: rows of later updates, which the
+        run is about to repeat, are dropped. None starts a new file.
+
+    Raises:
+      FileExistsError: ``resume_update`` is None and the directory has metrics already.
+    """
+
+    def __init__(self, directory: Path, resume_update: int | None) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / FILE_NAME
+        purge_steps = None
+        if resume_update is not None:
+            purge_steps = _drop_rows_after(path, resume_update)
+        elif path.exists() and path.stat().st_size:
+            raise FileExistsError(
+                f"{path} holds the metrics of an earlier run, and a new run starts a new file: "
+                "resume that run or choose another directory"
+            )
+        self._tensorboard = _TensorBoardWriter(directory / "tensorboard", purge_steps)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, float | int | None]) -> None:
+        """Append one row; NaN and infinities are stored as null.
+
+        Raises:
+          ValueError: the row has no ``update`` or no ``steps``.
+        """
+        for key in ("update", "steps"):
+            if row.get(key) is None:
+                raise ValueError(f"a row of metrics needs '{key}', got the keys {sorted(row)}")
+        tidy = {key: _tidy(value) for key, value in row.items()}
+        self._file.write(json.dumps(tidy, allow_nan=False) + "\n")
+        self._file.flush()
+        self._tensorboard.write(tidy)
+
+    def close(self) -> None:
+        """Write what is buffered; may be called more than once."""
+        self._file.close()
+        self._tensorboard.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """All rows of ``directory/metrics.jsonl``, oldest first.
+
+    A last line that was only half written (the run was killed, or is writing) is left out.
+
+    Raises:
+      FileNotFoundError: the directory has no metrics.
+      ValueError: a line before the last is not JSON.
+    """
+    lines = (Path(directory) / FILE_NAME).read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ValueError(
+                    f"{FILE_NAME} in {directory}: line {number} is not JSON; delete it"
+                ) from error
+    return rows
+
+
+def _drop_rows_after(path: Path, update: int) -> int:
+    """Keep the rows up to ``update``, in one atomic step; returns the steps of the last one."""
+    rows = read(path.parent) if path.exists() else []
+    rows = [row for row in rows if row["update"] <= update]
+    new = path.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    return int(rows[-1]["steps"]) if rows else 0
+
+
+def _tidy(value: float | int | None) -> float | int | None:
+    """A number that JSON can hold, with 7 significant digits: all that a float32 has."""
+    if value is None or isinstance(value, Integral):
+        return None if value is None else int(value)
+    number = float(value)
+    return float(f"{number:.7g}") if math.isfinite(number) else None
+
+
+def _tag(key: str) -> str:
+    """TensorBoard folds its charts by what stands before the slash."""
+    groups = (group for group, pattern in _GROUPS.items() if re.search(pattern, key))
+    return f"{next(groups, 'training')}/{key}"
+
+
+class _TensorBoardWriter:
+    """Event files, written by the calling thread.
+
+    tensorboardX's own SummaryWriter hands events to a thread through a bounded queue; where
+    that thread dies (a full disk), the caller waits on the queue for ever.
+    """
+
+    def __init__(self, directory: Path, purge_steps: int | None) -> None:
+        # Imported here: a notebook that only reads metrics needs none of it.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        directory.mkdir(exist_ok=True)
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        # The suffix keeps a resume within the same second from opening the same file.
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"
+        self._events: Any = EventsWriter(str(directory / "events"), suffix)
+        self._next_flush = 0.0
+        if purge_steps is not None:
+            # Tells TensorBoard to forget the events that the resumed run repeats.
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=purge_steps + 1, session_log=start)
+
+    def write(self, row: Mapping[str, float | int | None]) -> None:
+        values = [
+            self._summary.Value(tag=_tag(key), simple_value=value)
+            for key, value in row.items()
+            if value is not None and key != "steps"
+        ]
+        self._write(step=row["steps"], summary=self._summary(value=values))
+        if time.monotonic() >= self._next_flush:
+            self._events.flush()
+            self._next_flush = time.monotonic() + _TENSORBOARD_FLUSH_SECONDS
+
+    def _write(self, **event: Any) -> None:
+        self._events.write_event(self._event(wall_time=time.time(), **event))
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None

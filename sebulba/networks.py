@@ -1,0 +1,241 @@
+"""The reference networks, in flax.
+
+Every network maps timesteps ``[T, B, ...]`` and a recurrent state ``[B, ...]`` to outputs
+``[T, B, ...]`` and the next state. Frame stacking is part of that state: the environment gives
+single frames, and the last ones are kept on the device beside the LSTM's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sebulba.config import NetworkConfig
+from sebulba.convolution import conv2d, max_pool
+from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
+
+Array = jax.Array
+
+
+class Network(nn.Module):
+    """Torso, optional LSTM core; the heads are the caller's.
+
+    Attributes:
+      config: sizes and kinds.
+      spec: what the environment observes and takes.
+      heads: ``heads()`` builds a module that maps features ``[T, B, F]`` to outputs.
+    """
+
+    config: NetworkConfig
+    spec: EnvSpec
+    heads: Callable[[], nn.Module]
+
+    @nn.compact
+    def __call__(self, timestep: Timestep, state: dict[str, State]) -> tuple[ArrayTree, State]:
+        """Outputs ``[T, B, ...]`` for timesteps ``[T, B, ...]`` from ``state`` ``[B, ...]``."""
+        dtype = jnp.dtype(self.config.dtype)
+        state = dict(state)
+        observation, action = _unpack(timestep.observation)
+        if self.config.frame_stack > 1:
+            observation, state["frames"] = stack_frames(
+                observation, timestep.first, state["frames"]
+            )
+        lead = timestep.first.shape
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
+        features = _torso(self.config, dtype)(flat)
+        features = features.reshape(*lead, -1)
+        if self.config.core == "lstm":
+            inputs = _core_inputs(features, timestep.reward, action, self.spec)
+            features, state["lstm"] = LSTMCore(self.config.core_size, dtype)(
+                inputs, timestep.first, state["lstm"]
+            )
+        return self.heads()(features.astype(jnp.float32)), state
+
+
+def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict[str, State]:
+    """The state of ``Network`` at the start of an episode, ``[B, ...]``: zeros."""
+    state: dict[str, State] = {}
+    if config.frame_stack > 1:
+        frame, _ = _unpack(spec.observation)
+        state["frames"] = jnp.zeros((batch_size, config.frame_stack - 1, *frame.shape), frame.dtype)
+    if config.core == "lstm":
+        zeros = jnp.zeros((batch_size, config.core_size), jnp.float32)
+        state["lstm"] = (zeros, zeros)
+    return state
+
+
+def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Array]:
+    """Stack each frame with those before it in the same episode.
+
+    Args:
+      frames: ``[T, B, ...]``, one frame for each step.
+      first: ``[T, B]``, first step of an episode.
+      before: ``[B, k-1, ...]``, the frames before ``frames[0]``, oldest first; zeros where they
+        belong to another episode.
+
+    Returns:
+      Stacks ``[T, B, ..., k]``, the newest last and zeros from before the episode's start, and
+      the frames ``[B, k-1, ...]`` before the next step.
+    """
+    length, depth = frames.shape[0], before.shape[1]
+    frames = jnp.concatenate([jnp.moveaxis(before, 1, 0), frames])
+    episode = jnp.cumsum(first, axis=0, dtype=jnp.int32)
+    episode = jnp.concatenate([jnp.zeros((depth, *first.shape[1:]), jnp.int32), episode])
+
+    def delayed(delay: int) -> Array:
+        window = slice(depth - delay, depth - delay + length)
+        same = episode[window] == episode[depth:]
+        return _where(same, frames[window])
+
+    stacks = jnp.stack([delayed(delay) for delay in range(depth, -1, -1)], axis=-1)
+    last = _where(episode[length:] == episode[-1], frames[length:])
+    return stacks, jnp.moveaxis(last, 0, 1)
+
+
+def _where(keep: Array, frames: Array) -> Array:
+    keep = keep.reshape(keep.shape + (1,) * (frames.ndim - keep.ndim))
+    return jnp.where(keep, frames, jnp.zeros((), frames.dtype))
+
+
+class LSTMCore(nn.Module):
+    """An LSTM over time whose state is zeroed at episode starts."""
+
+    size: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, inputs: Array, first: Array, state: State) -> tuple[Array, State]:
+        """Outputs ``[T, B, size]`` for inputs ``[T, B, F]``, and the last state."""
+        cell = nn.OptimizedLSTMCell(self.size, dtype=self.dtype, name="cell")
+
+        def step(
+            cell: nn.OptimizedLSTMCell, state: State, inputs: tuple[Array, Array]
+        ) -> tuple[State, Array]:
+            features, first = inputs
+            state = jax.tree.map(
+                lambda leaf: jnp.where(first[:, None], jnp.zeros_like(leaf), leaf), state
+            )
+            new_state, output = cell(state, features)
+            new_state = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), new_state)
+            return new_state, output
+
+        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+        state, outputs = scan(cell, state, (inputs, first))
+        return outputs, state
+
+
+class MLP(nn.Module):
+    """Dense layers over all observed arrays, flattened and joined."""
+
+    sizes: tuple[int, ...]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, observation: ArrayTree) -> Array:
+        """``[N, ...]`` arrays to features ``[N, F]``."""
+        leaves = [_flatten(leaf) for leaf in jax.tree.leaves(observation)]
+        return _dense(jnp.concatenate(leaves, axis=-1), self.sizes, self.dtype)
+
+
+class Shallow(nn.Module):
+    """Three convolutions (Mnih et al. 2015, "Human-level control", methods)."""
+
+    sizes: tuple[int, ...]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Images ``[N, H, W, C]`` to features ``[N, F]``."""
+        x = _pixels(images, self.dtype)
+        for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = nn.relu(Conv(features, size, stride, "VALID", self.dtype)(x))
+        return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype)
+
+
+class Deep(nn.Module):
+    """Residual network of 15 convolutions (Espeholt et al. 2018, figure 3, right)."""
+
+    sizes: tuple[int, ...]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Images ``[N, H, W, C]`` to features ``[N, F]``."""
+        x = _pixels(images, self.dtype)
+        for features in (16, 32, 32):
+            x = Conv(features, 3, 1, "SAME", self.dtype)(x)
+            x = max_pool(x, 3, 2)
+            for _ in range(2):
+                y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
+                x = x + Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(y))
+        return _dense(nn.relu(x).reshape(x.shape[0], -1), self.sizes, self.dtype)
+
+
+class Conv(nn.Module):
+    """A convolution over ``[N, H, W, C]``, in the fastest form of each platform."""
+
+    features: int
+    size: int
+    stride: int
+    padding: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """``[N, H, W, C]`` to ``[N, H', W', features]``."""
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        y = conv2d(x, kernel.astype(self.dtype), (self.stride, self.stride), self.padding)
+        z: Array = y + bias.astype(self.dtype)
+        return z
+
+
+def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
+    kinds: dict[str, type[Any]] = {"mlp": MLP, "shallow": Shallow, "deep": Deep}
+    torso: nn.Module = kinds[config.torso](config.hidden_sizes, dtype, name="torso")
+    return torso
+
+
+def _dense(x: Array, sizes: tuple[int, ...], dtype: Any) -> Array:
+    for size in sizes:
+        x = nn.relu(nn.Dense(size, dtype=dtype)(x))
+    return x
+
+
+def _pixels(images: Array, dtype: Any) -> Array:
+    if images.ndim == 3:
+        images = images[..., None]
+    return images.astype(dtype) / 255 if images.dtype == jnp.uint8 else images.astype(dtype)
+
+
+def _flatten(leaf: Array) -> Array:
+    """Floats as they are; integers, of unknown scale, by symlog (Hafner et al. 2023)."""
+    x = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        x = jnp.sign(x) * jnp.log1p(jnp.abs(x))
+    return x
+
+
+def _unpack(observation: Any) -> tuple[Any, Any]:
+    """Observation and previous action, which is None where the environment does not give it."""
+    if isinstance(observation, dict) and set(observation) == {"observation", "action"}:
+        return observation["observation"], observation["action"]
+    return observation, None
+
+
+def _core_inputs(features: Array, reward: Array, action: Any, spec: EnvSpec) -> Array:
+    """Features with the last reward, clipped to [-1, 1], and the last action."""
+    parts = [features, jnp.clip(reward, -1, 1)[..., None].astype(features.dtype)]
+    if action is not None:
+        if isinstance(spec.action, BoxSpec):
+            action = action.reshape(*action.shape[:2], -1)
+        else:
+            action = jax.nn.one_hot(action, spec.action.num_actions)
+        parts.append(action.astype(features.dtype))
+    return lax.concatenate(parts, dimension=features.ndim - 1)

@@ -1,0 +1,324 @@
+"""The training run: actors, queue, learner, and what is written about them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from sebulba import algorithms, envs
+from sebulba.checkpoint import Counts
+from sebulba.config import Config, ConfigError, validate
+from sebulba.display import Progress
+from sebulba.inference import Actor, ActorProgram, ParamsSlot, Unroll
+from sebulba.learners import Learner, assemble, make_optimiser
+from sebulba.meter import Meter, Row
+from sebulba.queues import ShutDown, TrajectoryQueue
+from sebulba.rundir import RunDirectory
+from sebulba.schedule import Schedule
+from sebulba.threads import POLL_SECONDS, Interrupt, ThreadGroup, wait_until_ready
+from sebulba.topology import Topology
+from sebulba.types import Agent, Env, EnvSpec, Params
+
+MakeEnv = Callable[[int, int], Env]
+"""``make_env(num_envs, seed)``: the environments of one actor."""
+MakeLearner = Callable[[Agent, EnvSpec, optax.GradientTransformation, Topology], Learner]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What training leaves.
+
+    Attributes:
+      params: the last parameters, on the first learner device.
+      metrics: the rows of ``metrics.jsonl`` that this call produced.
+      agent: acts with ``params``.
+      config: what was run.
+      updates: updates done, those of a resumed run included.
+    """
+
+    params: Params
+    metrics: list[Row]
+    agent: Agent
+    config: Config
+    updates: int
+
+
+def train(
+    config: Config,
+    *,
+    make_env: MakeEnv | None = None,
+    agent: Agent | None = None,
+    optimiser: optax.GradientTransformation | None = None,
+    make_learner: MakeLearner | None = None,
+    topology: Topology | None = None,
+    progress: bool = True,
+) -> TrainResult:
+    """Train; each part that is not given is made from ``config``.
+
+    Ctrl-C and SIGTERM save a checkpoint, where there is a run directory, and then raise
+    ``KeyboardInterrupt``.
+
+    Args:
+      config: a preset, or one made by hand.
+      make_env: ``make_env(num_envs, seed)``, in place of ``config.env``.
+      agent: in place of the reference agent.
+      optimiser: in place of ``config.optimiser``.
+      make_learner: in place of the learner of ``config``'s algorithm.
+      topology: in place of ``Topology.split(config.num_inference)``.
+      progress: show progress on the terminal.
+
+    Raises:
+      ConfigError: the config cannot work; nothing was written.
+      Exception: the first failure of any thread, with a note of where it came from.
+    """
+    validate(config)
+    topology = topology or Topology.split(config.num_inference)
+    _check_division(config, topology)
+    make_env = make_env or default_make_env(config)
+    spec = probe(make_env)
+    agent = agent or algorithms.make_agent(config, spec)
+    optimiser = optimiser or make_optimiser(config.optimiser, _num_updates(config, topology))
+    if make_learner is None:
+        learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
+    else:
+        learner = make_learner(agent, spec, optimiser, topology)
+    with RunDirectory.open(config) as directory:
+        run = _Run(config, topology, make_env, spec, agent, learner, directory)
+        title = f"{config.preset or type(config).__name__} · {config.env} · {topology}"
+        with Progress(config.total_steps, title, enabled=progress) as display:
+            run.go(display)
+    return TrainResult(run.local_params(), run.rows, agent, config, run.updates)
+
+
+def default_make_env(config: Config) -> MakeEnv:
+    """The environments that ``config`` names; with the last action for recurrent networks."""
+
+    def make_env(num_envs: int, seed: int) -> Env:
+        env = envs.make(
+            config.env,
+            num_envs,
+            seed=seed,
+            num_threads=config.env_threads,
+            options=config.env_options,
+            atari_protocol=config.atari_protocol,
+        )
+        return envs.PreviousAction(env) if config.network.core == "lstm" else env
+
+    return make_env
+
+
+def probe(make_env: MakeEnv) -> EnvSpec:
+    """The spec of one environment.
+
+    Raises:
+      ConfigError: the environment cannot be made.
+    """
+    try:
+        env = make_env(1, 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+class _Run:
+    """One run; ``go`` is the learner's thread, which is the caller's."""
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        make_env: MakeEnv,
+        spec: EnvSpec,
+        agent: Agent,
+        learner: Learner,
+        directory: RunDirectory,
+    ) -> None:
+        self._config = config
+        self._topology = topology
+        self._make_env = make_env
+        self._spec = spec._replace(num_envs=config.envs_per_actor)
+        self._agent = agent
+        self._learner = learner
+        self._checkpoints = directory.checkpoints
+        self._metrics = directory.metrics
+        self.rows: list[Row] = []
+        self._state = learner.init(jax.random.key(config.seed))
+        self.updates = 0
+        counts: Counts = {}
+        if config.resume:
+            self.updates, self._state, counts = directory.restore(self._state)
+        lanes = len(topology.inference) * config.actors_per_device
+        self._schedule = Schedule(
+            lanes, config.batch_size // config.envs_per_actor, self.updates, config.policy_lag
+        )
+        self._meter = Meter(
+            spec.frame_skip,
+            lanes,
+            steps=int(counts.get("steps", 0)),
+            episodes=int(counts.get("episodes", 0)),
+            seconds=counts.get("seconds", 0.0),
+        )
+        self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
+        self._slots = [ParamsSlot(device) for device in topology.inference]
+        self._interrupt = Interrupt()
+        self._pending: Any = None
+
+    def go(self, display: Progress) -> None:
+        """Train to the end, or to the first failure or interrupt."""
+        group = ThreadGroup()
+        group.on_stop(self._queue.shutdown)
+        for slot in self._slots:
+            group.on_stop(slot.shutdown)
+        with self._interrupt.listen():
+            try:
+                self._publish()
+                self._start_actors(group)
+                with contextlib.suppress(ShutDown):
+                    self._learn(display)
+            finally:
+                group.close()
+            self._finish(display)
+        if self._interrupt.signal is not None:
+            raise KeyboardInterrupt
+
+    def local_params(self) -> Params:
+        """The parameters on the first learner device of this host."""
+        return jax.tree.map(
+            lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
+        )
+
+    def _learn(self, display: Progress) -> None:
+        config = self._config
+        while self._meter.steps < config.total_steps and self._interrupt.signal is None:
+            unrolls = list(self._take())
+            trajectories = [assemble(unroll.parts, self._topology) for unroll in unrolls]
+            self._state, logs = self._learner.update(self._state, trajectories)
+            self.updates += 1
+            self._publish()
+            # The last update's logs, while this one runs: at most two are under way, and every
+            # host sees the same number of steps at the same update.
+            self._collect(logs)
+            if self.updates % config.log_every == 0:
+                self._log(display)
+            if self.updates % config.checkpoint.every == 0:
+                self._save()
+
+    def _finish(self, display: Progress) -> None:
+        if self._pending is not None:
+            self._meter.add_update(jax.device_get(self._pending))
+        self._log(display)
+        self._save()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+    def _take(self) -> Iterator[Unroll]:
+        start = time.perf_counter()
+        unrolls = [self._take_from(lane) for lane in self._schedule.lanes_of(self.updates)]
+        self._meter.add_unrolls(unrolls, self.updates, time.perf_counter() - start)
+        yield from unrolls
+
+    def _take_from(self, lane: int) -> Unroll:
+        while True:
+            try:
+                return self._queue.get(lane, POLL_SECONDS)
+            except TimeoutError:
+                self._poll()
+
+    def _collect(self, logs: Any) -> None:
+        pending, self._pending = self._pending, logs
+        if pending is not None:
+            wait_until_ready(pending, self._poll)
+            self._meter.add_update(jax.device_get(pending))
+
+    def _poll(self) -> None:
+        if self._interrupt.signal is not None or self._queue.is_down():
+            raise ShutDown
+
+    def _publish(self) -> None:
+        params = self.local_params()
+        for slot in self._slots:
+            slot.publish(self.updates, params)
+
+    def _log(self, display: Progress) -> None:
+        row = self._meter.row(self.updates)
+        self.rows.append(row)
+        if self._metrics is not None:
+            self._metrics.write(row)
+        display.update(row)
+        if self._checkpoints is not None:
+            self._checkpoints.check()
+
+    def _save(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.save(self.updates, self._state, self._meter.count())
+
+    def _start_actors(self, group: ThreadGroup) -> None:
+        config = self._config
+        program = ActorProgram(
+            self._agent,
+            self._spec,
+            config.unroll_length,
+            len(self._topology.learners),
+            explore=None,
+        )
+        lane = 0
+        for slot, device in zip(self._slots, self._topology.inference, strict=True):
+            program.warm_up(slot.newest().params, (), device)
+            for _ in range(config.actors_per_device):
+                group.start(f"actor-{lane}", self._actor(lane, program, slot, device).run)
+                lane += 1
+
+    def _actor(
+        self, lane: int, program: ActorProgram, slot: ParamsSlot, device: jax.Device
+    ) -> Actor:
+        config, schedule = self._config, self._schedule
+        number = jax.process_index() * schedule.lanes + lane
+        seeds = np.random.SeedSequence([config.seed, number, schedule.first_unroll(lane)])
+        env_seed = int(seeds.generate_state(1)[0] >> 1)
+        return Actor(
+            name=f"actor-{lane}",
+            lane=lane,
+            make_env=lambda: self._make_env(config.envs_per_actor, env_seed),
+            program=program,
+            slot=slot,
+            queue=self._queue,
+            device=device,
+            learners=self._topology.learners,
+            key=jax.random.fold_in(jax.random.key(config.seed), number + 1),
+            first_unroll=schedule.first_unroll(lane),
+            version_of=lambda unroll: schedule.version_of(lane, unroll),
+            unroll_length=config.unroll_length,
+        )
+
+
+def _num_updates(config: Config, topology: Topology) -> int:
+    steps = config.unroll_length * config.batch_size * topology.num_hosts
+    return -(-config.total_steps // steps)
+
+
+def _check_division(config: Config, topology: Topology) -> None:
+    learners = len(topology.learners)
+    if config.envs_per_actor % learners:
+        raise ConfigError(
+            f"envs_per_actor {config.envs_per_actor} is not a multiple of the {learners} learner "
+            f"devices of {topology.layout}: each takes an equal part of every trajectory. Make it "
+            f"{-(-config.envs_per_actor // learners) * learners}, or choose --num-inference so "
+            "that the learners divide it."
+        )
+    per_device = config.batch_size // learners
+    if per_device % config.gradient_accumulation:
+        raise ConfigError(
+            f"gradient_accumulation {config.gradient_accumulation} does not divide the "
+            f"{per_device} trajectories of each learner device (batch_size {config.batch_size} "
+            f"over {learners} learners): choose one of its divisors."
+        )

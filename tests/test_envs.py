@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from env_battery import EnvBattery, ended, random_action, rollout
+
+from sebulba import envs
+from sebulba.envs import EnvPoolEnv
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env
+
+BREAKOUT = "Breakout-v5"
+
+
+class TestCatch(EnvBattery):
+    def make(self, seed: int) -> Env:
+        return envs.make("sebulba/Catch", 3, seed=seed)
+
+
+class TestMemory(EnvBattery):
+    def make(self, seed: int) -> Env:
+        return envs.make("sebulba/Memory", 3, seed=seed, options={"delay": 2})
+
+
+class TestPreviousAction(EnvBattery):
+    def make(self, seed: int) -> Env:
+        return envs.PreviousAction(envs.Catch(3, seed))
+
+
+class TestCartPole(EnvBattery):
+    def make(self, seed: int) -> Env:
+        return envs.make("CartPole-v1", 3, seed=seed, num_threads=1)
+
+
+class TestPendulum(EnvBattery):
+    def make(self, seed: int) -> Env:
+        return envs.make("Pendulum-v1", 3, seed=seed, options={"max_episode_steps": 7})
+
+
+class TestPreviousContinuousAction(EnvBattery):
+    def make(self, seed: int) -> Env:
+        options = {"max_episode_steps": 7}
+        return envs.PreviousAction(envs.make("Pendulum-v1", 3, seed=seed, options=options))
+
+
+class TestHalfCheetah(EnvBattery):
+    num_steps = 20
+
+    def make(self, seed: int) -> Env:
+        return envs.make("HalfCheetah-v4", 3, seed=seed, options={"max_episode_steps": 7})
+
+
+class TestBreakoutMachado(EnvBattery):
+    num_steps = 20
+
+    def make(self, seed: int) -> Env:
+        return envs.make(BREAKOUT, 3, seed=seed, options={"max_episode_steps": 11})
+
+
+class TestBreakoutImpala(EnvBattery):
+    num_steps = 20
+
+    def make(self, seed: int) -> Env:
+        options = {"max_episode_steps": 11}
+        return envs.make(BREAKOUT, 3, seed=seed, options=options, atari_protocol="impala")
+
+
+class TestMiniGrid(EnvBattery):
+    # Its rooms are all the same one: only random actions tell the seeds apart.
+    test_other_seed_other_episodes = None
+    test_neighbouring_seeds_share_no_episode = None
+
+    def make(self, seed: int) -> Env:
+        options = {"max_episode_steps": 7}
+        return envs.make("MiniGrid-Empty-5x5-v0", 3, seed=seed, options=options)
+
+
+def mean_return(env: Env, policy: Any, num_steps: int) -> float:
+    """Of whole episodes, all environments together."""
+    timestep, total, episodes = env.reset(), 0.0, 0
+    for _ in range(num_steps):
+        timestep = env.step(policy(timestep))
+        total += float(timestep.reward.sum())
+        episodes += int((timestep.discount == 0).sum())
+    return total / episodes
+
+
+def test_catch_has_a_perfect_policy() -> None:
+    def follow(timestep: Any) -> Any:
+        ball = timestep.observation[:, :-1].sum(axis=1).argmax(axis=1)
+        paddle = timestep.observation[:, -1].argmax(axis=1)
+        return np.sign(ball - paddle) + 1
+
+    assert mean_return(envs.Catch(64, seed=0), follow, 100) == 1
+
+
+def test_catch_episodes_are_nine_steps_and_terminate() -> None:
+    timesteps = rollout(envs.Catch(2, seed=0), 25)
+    firsts = [i for i, t in enumerate(timesteps) if t.first.all()]
+    assert firsts == [0, 10, 20]
+    assert [i for i, t in enumerate(timesteps) if (t.discount == 0).all()] == [9, 19]
+    assert all((np.abs(timesteps[i].reward) == 1).all() for i in (9, 19))
+    assert not any(t.reward.any() for i, t in enumerate(timesteps) if i not in (9, 19))
+
+
+def test_memory_needs_the_cue() -> None:
+    env = envs.Memory(64, seed=0, delay=3)
+    cue = np.zeros(64, np.int64)
+
+    def remember(timestep: Any) -> Any:
+        nonlocal cue
+        cue = np.where(timestep.first, timestep.observation.argmax(axis=1), cue)
+        return cue
+
+    assert mean_return(env, remember, 120) == 1
+    rng = np.random.default_rng(0)
+    assert abs(mean_return(env, lambda _: random_action(env.spec, rng), 1200)) < 0.05
+
+
+def test_memory_shows_the_cue_once_and_ignores_other_actions() -> None:
+    timesteps = rollout(envs.Memory(64, seed=0, delay=3), 5)
+    cues = timesteps[0].observation
+    assert (cues.sum(axis=1) == 1).all() and not cues[:, -1].any()
+    assert 0 < cues[:, 0].mean() < 1
+    for later in timesteps[1:]:
+        assert (later.observation == later.observation[0]).all()
+    np.testing.assert_array_equal(timesteps[4].observation[0], [0, 0, 1])
+    assert not any(t.reward.any() for t in timesteps[:-1])
+    assert (np.abs(timesteps[-1].reward) == 1).all()
+
+
+def test_previous_action_is_the_last_one_and_zero_where_first() -> None:
+    env = envs.PreviousAction(envs.Catch(2, seed=0))
+    assert env.spec.observation["action"] == ArraySpec((), np.dtype(np.int32))
+    assert not env.reset().observation["action"].any()
+    for _ in range(9):
+        timestep = env.step(np.array([1, 2]))
+        np.testing.assert_array_equal(timestep.observation["action"], [1, 2])
+    assert not env.step(np.array([1, 2])).observation["action"].any()
+
+
+def test_truncation_is_not_termination() -> None:
+    timesteps = rollout(envs.make("CartPole-v1", 8, seed=0, options={"max_episode_steps": 5}), 30)
+    last = ended(timesteps)
+    discount = np.stack([t.discount for t in timesteps[:-1]])
+    assert last.any() and (discount == 1).all()
+
+    timesteps = rollout(envs.make("CartPole-v1", 8, seed=0), 100)
+    last = ended(timesteps)
+    discount = np.stack([t.discount for t in timesteps[:-1]])
+    np.testing.assert_array_equal(discount == 0, last)
+
+
+def test_agrees_with_the_public_interface_of_envpool() -> None:
+    """The adapter uses a lower level, so it must say the same as the documented one."""
+    import envpool
+
+    seed = (np.random.SeedSequence(5).generate_state(4) >> 1).tolist()
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=seed)
+    ours = EnvPoolEnv("CartPole-v1", 4, seed=5)
+    np.testing.assert_array_equal(ours.reset().observation, _quiet_reset(pool))
+    rng = np.random.default_rng(0)
+    over = np.zeros(4, bool)
+    for _ in range(100):
+        action = random_action(ours.spec, rng)
+        observation, reward, terminated, truncated, _ = pool.step(action)
+        timestep = ours.step(action)
+        np.testing.assert_array_equal(timestep.observation, observation)
+        np.testing.assert_array_equal(timestep.reward, np.where(over, 0, reward))
+        np.testing.assert_array_equal(timestep.discount, 1 - terminated)
+        np.testing.assert_array_equal(timestep.first, over)
+        over = terminated | truncated
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def _quiet_reset(pool: Any) -> Any:
+    return pool.reset()[0]
+
+
+def test_specs_of_envpool() -> None:
+    cheetah = envs.make("HalfCheetah-v4", 1, seed=0).spec
+    assert cheetah.observation == ArraySpec((17,), np.dtype(np.float32))
+    assert isinstance(cheetah.action, BoxSpec)
+    np.testing.assert_array_equal(cheetah.action.high, np.ones(6, np.float32))
+    assert cheetah.frame_skip == 5
+    cartpole = envs.make("CartPole-v1", 1, seed=0).spec
+    assert (cartpole.action, cartpole.frame_skip) == (DiscreteSpec(2), 1)
+    minigrid = envs.make("MiniGrid-Empty-5x5-v0", 1, seed=0).spec
+    assert set(minigrid.observation) == {"direction", "image", "mission"}
+
+
+def config(env: Env) -> Any:
+    return env._pool.spec.config  # type: ignore[attr-defined]
+
+
+def test_machado_protocol_reaches_envpool() -> None:
+    env = envs.make(BREAKOUT, 1, seed=0)
+    assert env.spec.action == DiscreteSpec(18)
+    assert env.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
+    assert env.spec.frame_skip == 4
+    c = config(env)
+    assert c.repeat_action_probability == 0.25
+    assert c.max_episode_steps == 27_000
+    assert (c.noop_max, c.stack_num) == (1, 1)
+    assert not (c.use_fire_reset or c.reward_clip or c.episodic_life)
+    assert not c.zero_discount_on_life_loss
+
+
+def test_impala_protocol_reaches_envpool() -> None:
+    env = envs.make(BREAKOUT, 1, seed=0, atari_protocol="impala")
+    assert env.spec.action == DiscreteSpec(4)
+    c = config(env)
+    assert c.repeat_action_probability == 0
+    assert (c.noop_max, c.stack_num) == (30, 1)
+    assert not (c.use_fire_reset or c.reward_clip or c.episodic_life)
+    assert c.zero_discount_on_life_loss
+
+
+def test_options_override_the_protocol() -> None:
+    env = envs.make(BREAKOUT, 1, seed=0, options={"full_action_space": False, "frame_skip": 2})
+    assert env.spec.action == DiscreteSpec(4)
+    assert env.spec.frame_skip == 2
+    assert config(env).max_episode_steps == 54_000
+    assert config(env).repeat_action_probability == 0.25
+
+
+def test_losing_a_life_ends_the_episode_only_for_learning() -> None:
+    for protocol, lost in (("impala", True), ("machado", False)):
+        env = envs.make(BREAKOUT, 4, seed=0, atari_protocol=protocol)
+        timesteps = rollout(env, 120)
+        assert not ended(timesteps).any(), "the game is not over before five lives are lost"
+        assert any((t.discount == 0).any() for t in timesteps) == lost
+
+
+def test_lives_are_counted_from_one_step_to_the_next() -> None:
+    env = envs.make(BREAKOUT, 4, seed=0, atari_protocol="impala")
+    rng = np.random.default_rng(0)
+    env.reset()
+    before = env._lives  # type: ignore[attr-defined]
+    for _ in range(600):
+        timestep = env.step(random_action(env.spec, rng))
+        lives = env._lives  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(timestep.discount == 0, (lives < before) & ~timestep.first)
+        before = lives
+
+
+def test_atari_rewards_are_not_clipped() -> None:
+    timesteps = rollout(envs.make("SpaceInvaders-v5", 4, seed=0, num_threads=2), 150)
+    assert max(t.reward.max() for t in timesteps) > 1
+
+
+@pytest.mark.parametrize(
+    ("env_id", "close"),
+    [("breakout", BREAKOUT), ("CartPole-v5", "CartPole-v1"), ("Memory", "sebulba/Memory")],
+)
+def test_an_unknown_id_lists_close_ones(env_id: str, close: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown environment '{env_id}'.*{close}"):
+        envs.make(env_id, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("sebulba/Memory", {"dely": 3}, "'dely': close ones are delay"),
+        ("sebulba/Memory", {"delay": -1}, "delay is -1"),
+        ("sebulba/Memory", {"num_cues": 1}, "num_cues is 1"),
+        ("CartPole-v1", {"max_episode_step": 3}, "'max_episode_step': .*max_episode_steps"),
+        ("CartPole-v1", {"zzz": 3}, "'zzz': known: base_path"),
+        ("CartPole-v1", {"batch_size": 1}, "'batch_size', because all environments are stepped"),
+        (BREAKOUT, {"stack_num": 4}, "'stack_num', because .*stack frames in the agent's network"),
+        (BREAKOUT, {"reward_clip": True}, "'reward_clip', because .*clip them in the loss"),
+        (BREAKOUT, {"episodic_life": True}, "use zero_discount_on_life_loss=True"),
+        (BREAKOUT, {"noop_max": 0}, "noop_max is 0"),
+        ("TicTacToe-v0", {}, "has up to 2 players"),
+        ("FrankaKitchen-v1", {}, "has nested observations"),
+        ("BinPack-v2", {}, "takes a vector of discrete actions"),
+        ("D1Basic-v1", {}, "takes continuous actions without bounds"),
+    ],
+)
+def test_what_is_refused(env_id: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        envs.make(env_id, 1, seed=0, options=options)
+
+
+@pytest.mark.parametrize("env_id", ["sebulba/Catch", "sebulba/Memory", "CartPole-v1"])
+@pytest.mark.parametrize("num_envs", [0, -1])
+def test_num_envs_must_be_positive(env_id: str, num_envs: int) -> None:
+    with pytest.raises(ValueError, match=f"num_envs is {num_envs}, but must be at least 1"):
+        envs.make(env_id, num_envs, seed=0)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="atari_protocol is 'dqn', but must be one of machado"):
+        envs.make(BREAKOUT, 1, seed=0, atari_protocol="dqn")
+    with pytest.raises(ValueError, match="seed is -1"):
+        envs.make("CartPole-v1", 1, seed=-1)
+    with pytest.raises(ValueError, match=r"action has shape \(2,\), but must have shape \(3,\)"):
+        envs.make("CartPole-v1", 3, seed=0).step(np.zeros(2, np.int32))
+
+
+def test_envpool_is_imported_only_when_needed() -> None:
+    code = "import sys, sebulba.envs; sys.exit('envpool' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
