@@ -59,7 +59,7 @@ class CheckpointConfig:
     """When checkpoints are written, and how many are kept."""
 
     every: int = 1000
-    """Updates between checkpoints; one more is written at the end."""
+    """Turns of the learner (updates, for V-trace) between checkpoints; one more at the end."""
     keep: int = 3
     """Newest checkpoints to keep."""
 
@@ -94,7 +94,8 @@ class Config:
     unroll_length: int = 20
     """T: steps of one trajectory."""
     batch_size: int = 32
-    """Environments' trajectories in one update, for each host: a multiple of envs_per_actor."""
+    """Environments' trajectories that the learner takes in one turn, on each host: a multiple of
+    envs_per_actor."""
     gradient_accumulation: int = 1
     """Pieces in which an update is dispatched, so that acting slips in between."""
     queue_size: int = 1
@@ -104,7 +105,7 @@ class Config:
     those that the update starts from; 1: exactly one update old. With 0 and 1 the data do not
     depend on timing."""
     log_every: int = 50
-    """Updates between two lines of metrics."""
+    """Turns of the learner (updates, for V-trace) between two lines of metrics."""
     network: NetworkConfig = NetworkConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -49,7 +49,7 @@ class Meter:
         return {"steps": self.steps, "episodes": episodes, "seconds": self.seconds}
 
     def add_unrolls(self, unrolls: Sequence[Unroll], version: int, waited: float) -> None:
-        """Unrolls that update ``version`` took after ``waited`` seconds."""
+        """Unrolls taken after ``waited`` seconds, when the parameters had ``version``."""
         self._seconds["learner_queue_wait_seconds"] += waited
         for unroll in unrolls:
             self._lags.append(version - unroll.version)
@@ -57,13 +57,15 @@ class Meter:
             for activity, seconds in unroll.seconds.items():
                 self._seconds[_ACTOR_KEYS[activity]] += seconds / self._num_actors
 
-    def add_update(self, logs: Mapping[str, Any]) -> None:
+    def add_steps(self, steps: Any) -> None:
+        """The real agent steps, over all hosts, of one turn."""
+        self.steps += int(steps)
+
+    def add_logs(self, logs: Mapping[str, Any]) -> None:
         """The logs, on the host, of one update."""
-        self.steps += int(logs["steps"])
         self._updates += 1
         for name, value in logs.items():
-            if name != "steps":
-                self._logs[name] += float(value)
+            self._logs[name] += float(value)
 
     def row(self, update: int) -> Row:
         """Everything since the last row; means are None where nothing was counted."""

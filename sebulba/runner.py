@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from sebulba.checkpoint import Counts
 from sebulba.config import Config, ConfigError, validate
 from sebulba.display import Progress
 from sebulba.inference import Actor, ActorProgram, ParamsSlot, Unroll
-from sebulba.learners import Learner, assemble, make_optimiser
+from sebulba.learners import Delivery, Learner, count_steps, make_optimiser
 from sebulba.meter import Meter, Row
 from sebulba.queues import ShutDown, TrajectoryQueue
 from sebulba.rundir import RunDirectory
@@ -154,12 +155,14 @@ class _Run:
         self.rows: list[Row] = []
         self._state = learner.init(jax.random.key(config.seed))
         self.updates = 0
+        self._turn = 0
         counts: Counts = {}
         if config.resume:
             self.updates, self._state, counts = directory.restore(self._state)
+            self._turn = int(counts["turn"])
         lanes = len(topology.inference) * config.actors_per_device
         self._schedule = Schedule(
-            lanes, config.batch_size // config.envs_per_actor, self.updates, config.policy_lag
+            lanes, config.batch_size // config.envs_per_actor, self._turn, config.policy_lag
         )
         self._meter = Meter(
             spec.frame_skip,
@@ -171,7 +174,7 @@ class _Run:
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt = Interrupt()
-        self._pending: Any = None
+        self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
 
     def go(self, display: Progress) -> None:
         """Train to the end, or to the first failure or interrupt."""
@@ -200,32 +203,34 @@ class _Run:
     def _learn(self, display: Progress) -> None:
         config = self._config
         while self._meter.steps < config.total_steps and self._interrupt.signal is None:
-            unrolls = list(self._take())
-            trajectories = [assemble(unroll.parts, self._topology) for unroll in unrolls]
-            self._state, logs = self._learner.update(self._state, trajectories)
-            self.updates += 1
+            deliveries = self._take()
+            self._pending.append((self._meter.add_steps, count_steps(deliveries, self._topology)))
+            for _ in range(self._learner.add(deliveries)):
+                self._state, logs = self._learner.update(self._state)
+                self.updates += 1
+                self._pending.append((self._meter.add_logs, logs))
+                self._collect(under_way=1)
+            self._turn += 1
             self._publish()
-            # The last update's logs, while this one runs: at most two are under way, and every
-            # host sees the same number of steps at the same update.
-            self._collect(logs)
-            if self.updates % config.log_every == 0:
+            self._collect(under_way=1)
+            if self._turn % config.log_every == 0:
                 self._log(display)
-            if self.updates % config.checkpoint.every == 0:
+            if self._turn % config.checkpoint.every == 0:
                 self._save()
 
     def _finish(self, display: Progress) -> None:
-        if self._pending is not None:
-            self._meter.add_update(jax.device_get(self._pending))
+        self._collect(under_way=0)
         self._log(display)
         self._save()
         if self._checkpoints is not None:
             self._checkpoints.close()
 
-    def _take(self) -> Iterator[Unroll]:
+    def _take(self) -> list[Delivery]:
         start = time.perf_counter()
-        unrolls = [self._take_from(lane) for lane in self._schedule.lanes_of(self.updates)]
-        self._meter.add_unrolls(unrolls, self.updates, time.perf_counter() - start)
-        yield from unrolls
+        lanes = self._schedule.lanes_of(self._turn)
+        unrolls = [self._take_from(lane) for lane in lanes]
+        self._meter.add_unrolls(unrolls, self._turn, time.perf_counter() - start)
+        return [Delivery(lane, unroll.parts) for lane, unroll in zip(lanes, unrolls, strict=True)]
 
     def _take_from(self, lane: int) -> Unroll:
         while True:
@@ -234,11 +239,18 @@ class _Run:
             except TimeoutError:
                 self._poll()
 
-    def _collect(self, logs: Any) -> None:
-        pending, self._pending = self._pending, logs
-        if pending is not None:
-            wait_until_ready(pending, self._poll)
-            self._meter.add_update(jax.device_get(pending))
+    def _collect(self, under_way: int) -> None:
+        """Wait for results of the devices, oldest first, until only so many are to come.
+
+        One stays under way, so that the devices work on it meanwhile; which ones have come in is
+        a matter of counting, so all hosts see the same number of steps at the same turn.
+        """
+        while len(self._pending) > under_way:
+            take_in, arrays = self._pending[0]
+            if under_way:
+                wait_until_ready(arrays, self._poll)
+            self._pending.popleft()
+            take_in(jax.device_get(arrays))
 
     def _poll(self) -> None:
         if self._interrupt.signal is not None or self._queue.is_down():
@@ -247,7 +259,7 @@ class _Run:
     def _publish(self) -> None:
         params = self.local_params()
         for slot in self._slots:
-            slot.publish(self.updates, params)
+            slot.publish(self._turn, params)
 
     def _log(self, display: Progress) -> None:
         row = self._meter.row(self.updates)
@@ -260,7 +272,8 @@ class _Run:
 
     def _save(self) -> None:
         if self._checkpoints is not None:
-            self._checkpoints.save(self.updates, self._state, self._meter.count())
+            counts = {"turn": self._turn, **self._meter.count()}
+            self._checkpoints.save(self.updates, self._state, counts)
 
     def _start_actors(self, group: ThreadGroup) -> None:
         config = self._config

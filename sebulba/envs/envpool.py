@@ -76,6 +76,8 @@ class EnvPoolEnv:
         native_options = _native_options(env_id, options or {}, atari_protocol)
         import envpool
 
+        # Before the pool is made, since making one may write files (VizDoom does).
+        envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
         self._pool: Any = envpool.make_gymnasium(
             env_id,
             num_envs=num_envs,
@@ -84,7 +86,6 @@ class EnvPoolEnv:
             **native_options,
         )
         native = self._pool.spec
-        envpool_spec.check_supported(env_id, native)
         self._spec = envpool_spec.env_spec(native, num_envs)
         action = envpool_spec.native_action(native)
         self._action = action._replace(shape=(num_envs, *action.shape))
@@ -102,8 +103,8 @@ class EnvPoolEnv:
         return self._receive()
 
     def step(self, action: Array) -> Timestep:
-        # EnvPool's public step spends longer in Python, and hides the step type. Its lower level
-        # wants arrays that it may write to, which those of JAX are not: hence the copy.
+        # EnvPool's public step is 10 microseconds slower, warns, and hides the step type. Its lower
+        # level wants arrays that it may write to, which those of JAX are not: hence the copy.
         native = np.array(action, self._action.dtype, order="C")
         if native.shape != self._action.shape:
             raise ValueError(

@@ -70,9 +70,9 @@ def _unsupported(native: Any) -> str | None:
         return "takes a vector of discrete actions"
     if np.max(action.maximum) >= np.finfo(np.float32).max:
         return "takes continuous actions without bounds"
-    nested = [key for key in observation_keys(native) if "." in key]
-    if nested:
-        return f"has nested observations ({', '.join(nested)})"
+    names = [key.removeprefix(_PREFIX) for key in observation_keys(native)]
+    if any("." in name or ":" in name for name in names):
+        return f"has nested observations ({', '.join(names)})"
     return None
 
 

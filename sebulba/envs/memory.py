@@ -28,6 +28,7 @@ class Memory:
         self._clock = EpisodeClock(num_envs, length=delay + 2)
         self._rng = np.random.default_rng(seed)
         self._cue = np.zeros(num_envs, np.int64)
+        self._num_cues = num_cues
         self._spec = EnvSpec(
             observation=ArraySpec((num_cues + 1,), np.dtype(np.float32)),
             action=DiscreteSpec(num_cues),
@@ -44,7 +45,7 @@ class Memory:
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
         first, last = self._clock.tick()
-        self._cue[first] = self._rng.integers(self._spec.action.num_actions, size=first.sum())
+        self._cue[first] = self._rng.integers(self._num_cues, size=first.sum())
         answer = np.where(action == self._cue, 1, -1)
         return Timestep(
             observation=self._observation(first),
@@ -57,7 +58,7 @@ class Memory:
         pass
 
     def _observation(self, first: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        observation = np.zeros((self._spec.num_envs, *self._spec.observation.shape), np.float32)
+        observation = np.zeros((self._spec.num_envs, self._num_cues + 1), np.float32)
         observation[first, self._cue[first]] = 1
         observation[:, -1] = self._clock.time == self._clock.length - 1
         return observation

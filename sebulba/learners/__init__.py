@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from sebulba.learners.base import (
+    Batch,
+    Delivery,
     Learner,
+    LossOutput,
     SynchronisedUpdate,
     TrainState,
     assemble,
     concatenate,
+    count_steps,
     make_optimiser,
 )
 from sebulba.learners.vtrace import VTraceLearner
 
 __all__ = [
+    "Batch",
+    "Delivery",
     "Learner",
+    "LossOutput",
     "SynchronisedUpdate",
     "TrainState",
     "VTraceLearner",
     "assemble",
     "concatenate",
+    "count_steps",
     "make_optimiser",
 ]

@@ -16,24 +16,29 @@ from sebulba.topology import LEARNER_AXIS, Topology
 from sebulba.types import ArrayTree, Params, Trajectory
 
 Logs = dict[str, jax.Array]
-LossFunction = Callable[[Params, Trajectory], tuple[jax.Array, Logs]]
-"""``loss(params, trajectory)``: the mean over T x B, and scalars to log, also means."""
 
-_TIME_MAJOR = PartitionSpec(None, LEARNER_AXIS)
-_BATCH_MAJOR = PartitionSpec(LEARNER_AXIS)
-# A trajectory is divided over the learner devices along B.
-_TRAJECTORY_SPECS: Any = Trajectory(_TIME_MAJOR, _TIME_MAJOR, _BATCH_MAJOR)  # type: ignore[arg-type]
+
+class Delivery(NamedTuple):
+    """One unroll as it reaches the learner.
+
+    Attributes:
+      lane: number of the actor, on this host, that it came from.
+      parts: its trajectories, one on each of this host's learner devices, cut along B.
+    """
+
+    lane: int
+    parts: Sequence[Trajectory]
 
 
 class TrainState(NamedTuple):
-    """What a learner's update turns into the next; the same on every learner device."""
+    """What an update turns into the next; the same on every learner device."""
 
     params: Params
     opt_state: Any
 
 
 class Learner(Protocol):
-    """One algorithm. ``update`` is called by one thread, as often on every host."""
+    """One algorithm. Each method is called by one thread, in the same order on every host."""
 
     def init(self, key: jax.Array) -> Any:
         """The first state, on every learner device."""
@@ -41,11 +46,14 @@ class Learner(Protocol):
     def params(self, state: Any) -> Params:
         """The parameters that actors should use."""
 
-    def update(self, state: Any, trajectories: Sequence[Trajectory]) -> tuple[Any, Logs]:
-        """One update from this turn's trajectories; ``state`` is donated.
+    def add(self, deliveries: Sequence[Delivery]) -> int:
+        """Take in the unrolls of this turn; returns how many updates are due.
 
-        The logs hold ``steps``, the real agent steps of all hosts that came in.
+        The number depends on counts alone, so that it is the same on every host.
         """
+
+    def update(self, state: Any) -> tuple[Any, Logs]:
+        """One update; ``state`` is donated. The logs are scalars."""
 
 
 def make_optimiser(config: OptimiserConfig, num_updates: int) -> optax.GradientTransformation:
@@ -60,6 +68,30 @@ def make_optimiser(config: OptimiserConfig, num_updates: int) -> optax.GradientT
     return optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), rule)
 
 
+class LossOutput(NamedTuple):
+    """What a loss gives beside its value.
+
+    Attributes:
+      logs: scalars, means over T x B.
+      per_sequence: arrays ``[B, ...]``, such as new priorities; ``()`` where there are none.
+    """
+
+    logs: Logs
+    per_sequence: ArrayTree = ()
+
+
+class Batch(NamedTuple):
+    """How a batch is laid out and used.
+
+    Attributes:
+      axes: prefix of the batch's tree, with the axis of B in each part.
+      loss: ``loss(params, fixed, batch)``, the mean over T x B, and what goes with it.
+    """
+
+    axes: Any
+    loss: Callable[[Params, ArrayTree, Any], tuple[jax.Array, LossOutput]]
+
+
 class SynchronisedUpdate:
     """Loss, gradient and its mean over all learner devices, then the optimiser.
 
@@ -69,7 +101,7 @@ class SynchronisedUpdate:
 
     def __init__(
         self,
-        loss: LossFunction,
+        batch: Batch,
         optimiser: optax.GradientTransformation,
         topology: Topology,
         pieces: int = 1,
@@ -78,110 +110,93 @@ class SynchronisedUpdate:
 
         Several short computations let an inference device that also learns act in between.
         """
-        self._loss = loss
+        self._batch = batch
         self._optimiser = optimiser
         self._mesh = topology.mesh
         self._pieces = pieces
         self._whole = jax.jit(self._update, donate_argnums=0)
-        self._piece = jax.jit(self._accumulate, donate_argnums=1)
+        self._piece = jax.jit(self._accumulate, donate_argnums=2)
         self._apply = jax.jit(self._finish, donate_argnums=(0, 1))
         self._indices: list[jax.Array] = [
             jax.device_put(jnp.int32(i), topology.replicated()) for i in range(pieces)
         ]
 
     def __call__(
-        self, state: TrainState, trajectories: Sequence[Trajectory]
-    ) -> tuple[TrainState, Logs]:
-        """One update; ``trajectories`` are global arrays divided along B."""
-        batch = tuple(trajectories)
+        self, state: TrainState, batch: ArrayTree, fixed: ArrayTree = ()
+    ) -> tuple[TrainState, Logs, list[ArrayTree]]:
+        """One update: the new state, logs, and the loss's ``per_sequence`` of each piece.
+
+        ``batch`` holds global arrays divided along B, ``fixed`` replicated ones. Each piece is an
+        equal part of every device's share of B, in order.
+        """
         if self._pieces == 1:
-            new_state, logs = self._whole(state, batch)
-            return new_state, logs
-        total = None
+            state, logs, part = self._whole(state, fixed, batch)
+            return state, logs, [part]
+        total: Any = None
+        per_sequence: list[ArrayTree] = []
         for index in self._indices:
-            total = self._piece(state.params, total, batch, index)
+            total, part = self._piece(state.params, fixed, total, batch, index)
+            per_sequence.append(part)
         new_state, logs = self._apply(state, total)
-        return new_state, logs
+        return new_state, logs, per_sequence
 
     def gradient(
-        self, params: Params, batch: tuple[Trajectory, ...], index: jax.Array | None = None
-    ) -> tuple[Params, Logs]:
+        self, params: Params, fixed: ArrayTree, batch: ArrayTree, index: jax.Array | None = None
+    ) -> tuple[Params, Logs, ArrayTree]:
         """Gradient and logs, averaged over the learner devices of all hosts."""
+        axes = self._batch.axes
 
-        def local(params: Params, batch: tuple[Trajectory, ...]) -> tuple[Params, Logs]:
-            trajectory = concatenate(batch)
+        def local(params: Params, fixed: ArrayTree, batch: ArrayTree) -> Any:
             if index is not None:
-                trajectory = _take_piece(trajectory, index, self._pieces)
-            gradient, logs = jax.grad(self._loss, has_aux=True)(params, trajectory)
-            gradient, logs = lax.pmean((gradient, logs), LEARNER_AXIS)
-            steps = jnp.sum(~trajectory.timestep.first[1:], dtype=jnp.int32)
-            return gradient, {**logs, "steps": lax.psum(steps, LEARNER_AXIS)}
+                batch = _take_piece(batch, axes, index, self._pieces)
+            gradient, output = jax.grad(self._batch.loss, has_aux=True)(params, fixed, batch)
+            mean = lax.pmean((gradient, output.logs), LEARNER_AXIS)
+            return *mean, output.per_sequence
 
         # With check_vma=True, pmean(grad(loss)) would be N times too large.
-        return jax.shard_map(
+        gradient: tuple[Params, Logs, ArrayTree] = jax.shard_map(
             local,
             mesh=self._mesh,
-            in_specs=(PartitionSpec(), (_TRAJECTORY_SPECS,) * len(batch)),
-            out_specs=PartitionSpec(),
+            in_specs=(PartitionSpec(), PartitionSpec(), jax.tree.map(_spec, axes)),
+            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
             check_vma=False,
-        )(params, batch)
+        )(params, fixed, batch)
+        return gradient
 
-    def _update(self, state: TrainState, batch: tuple[Trajectory, ...]) -> tuple[TrainState, Logs]:
-        return self._finish(state, self.gradient(state.params, batch))
+    def _update(
+        self, state: TrainState, fixed: ArrayTree, batch: ArrayTree
+    ) -> tuple[TrainState, Logs, ArrayTree]:
+        gradient, logs, per_sequence = self.gradient(state.params, fixed, batch)
+        return *self._finish(state, (gradient, logs)), per_sequence
 
     def _accumulate(
-        self, params: Params, total: Any, batch: tuple[Trajectory, ...], index: jax.Array
-    ) -> tuple[Params, Logs]:
-        gradient, logs = self.gradient(params, batch, index)
-        steps = logs.pop("steps")
-        gradient, logs = jax.tree.map(lambda leaf: leaf / self._pieces, (gradient, logs))
-        piece = (gradient, {**logs, "steps": steps})
-        return piece if total is None else jax.tree.map(jnp.add, total, piece)
+        self, params: Params, fixed: ArrayTree, total: Any, batch: ArrayTree, index: jax.Array
+    ) -> tuple[Any, ArrayTree]:
+        gradient, logs, per_sequence = self.gradient(params, fixed, batch, index)
+        piece = jax.tree.map(lambda leaf: leaf / self._pieces, (gradient, logs))
+        return piece if total is None else jax.tree.map(jnp.add, total, piece), per_sequence
 
     def _finish(self, state: TrainState, total: tuple[Params, Logs]) -> tuple[TrainState, Logs]:
         gradient, logs = total
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        logs = {**logs, "gradient_norm": optax.global_norm(gradient)}
+        logs = {**logs, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(params, opt_state), logs
 
 
-def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Join trajectories along B."""
-    if len(trajectories) == 1:
-        return trajectories[0]
-
-    def join(axis: int, trees: Sequence[ArrayTree]) -> Any:
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *trees)
-
-    return Trajectory(
-        join(1, [trajectory.timestep for trajectory in trajectories]),
-        join(1, [trajectory.actor for trajectory in trajectories]),
-        join(0, [trajectory.initial_state for trajectory in trajectories]),
-    )
+TRAJECTORY_AXES: Any = Trajectory(timestep=1, actor=1, initial_state=0)  # type: ignore[arg-type]
+"""The axis of B in each part of a trajectory."""
 
 
-def _take_piece(trajectory: Trajectory, index: jax.Array, pieces: int) -> Trajectory:
-    def take(axis: int, tree: ArrayTree) -> Any:
-        def cut(leaf: jax.Array) -> jax.Array:
-            size = leaf.shape[axis] // pieces
-            return lax.dynamic_slice_in_dim(leaf, index * size, size, axis=axis)
+def assemble(parts: Sequence[ArrayTree], axes: Any, topology: Topology) -> Any:
+    """Global arrays from this host's parts, one on each of its learner devices.
 
-        return jax.tree.map(cut, tree)
-
-    return Trajectory(
-        take(1, trajectory.timestep), take(1, trajectory.actor), take(0, trajectory.initial_state)
-    )
-
-
-def assemble(parts: Sequence[Trajectory], topology: Topology) -> Trajectory:
-    """One global trajectory from this host's parts, one on each of its learner devices.
-
-    Nothing is copied: the parts become the shards of arrays that span all hosts.
+    Nothing is copied: the parts become the shards of arrays that span all hosts. ``axes`` is a
+    prefix of the parts' tree with the axis of B.
     """
 
-    def globally(spec: PartitionSpec, axis: int, trees: Sequence[ArrayTree]) -> Any:
-        sharding = NamedSharding(topology.mesh, spec)
+    def join_all(axis: int, *trees: ArrayTree) -> Any:
+        sharding = NamedSharding(topology.mesh, _spec(axis))
 
         def join(*shards: jax.Array) -> jax.Array:
             shape = list(shards[0].shape)
@@ -190,8 +205,46 @@ def assemble(parts: Sequence[Trajectory], topology: Topology) -> Trajectory:
 
         return jax.tree.map(join, *trees)
 
-    return Trajectory(
-        globally(_TIME_MAJOR, 1, [part.timestep for part in parts]),
-        globally(_TIME_MAJOR, 1, [part.actor for part in parts]),
-        globally(_BATCH_MAJOR, 0, [part.initial_state for part in parts]),
-    )
+    return jax.tree.map(join_all, axes, *parts)
+
+
+def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Join trajectories along B."""
+
+    def join_all(axis: int, *trees: ArrayTree) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *trees)
+
+    if len(trajectories) == 1:
+        return trajectories[0]
+    joined: Trajectory = jax.tree.map(join_all, TRAJECTORY_AXES, *trajectories)
+    return joined
+
+
+def count_steps(deliveries: Sequence[Delivery], topology: Topology) -> jax.Array:
+    """Real agent steps of all hosts, int32 ``[]``: not the ignored auto-reset ones."""
+    firsts = [
+        assemble([part.timestep.first for part in delivery.parts], 1, topology)
+        for delivery in deliveries
+    ]
+    steps: jax.Array = _count(firsts)
+    return steps
+
+
+@jax.jit
+def _count(firsts: Sequence[jax.Array]) -> jax.Array:
+    return sum((jnp.sum(~first[1:], dtype=jnp.int32) for first in firsts), jnp.int32(0))
+
+
+def _spec(axis: int) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, LEARNER_AXIS)
+
+
+def _take_piece(batch: ArrayTree, axes: Any, index: jax.Array, pieces: int) -> ArrayTree:
+    def take_all(axis: int, tree: ArrayTree) -> Any:
+        def take(leaf: jax.Array) -> jax.Array:
+            size = leaf.shape[axis] // pieces
+            return lax.dynamic_slice_in_dim(leaf, index * size, size, axis=axis)
+
+        return jax.tree.map(take, tree)
+
+    return jax.tree.map(take_all, axes, batch)

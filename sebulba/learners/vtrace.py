@@ -11,9 +11,19 @@ import optax
 from sebulba import losses
 from sebulba.config import VTraceConfig
 from sebulba.distributions import Distribution
-from sebulba.learners.base import Logs, SynchronisedUpdate, TrainState
+from sebulba.learners.base import (
+    TRAJECTORY_AXES,
+    Batch,
+    Delivery,
+    Logs,
+    LossOutput,
+    SynchronisedUpdate,
+    TrainState,
+    assemble,
+    concatenate,
+)
 from sebulba.topology import Topology
-from sebulba.types import Agent, Params, Trajectory
+from sebulba.types import Agent, ArrayTree, Params, Trajectory
 
 
 class VTraceLearner:
@@ -37,9 +47,14 @@ class VTraceLearner:
         self._distribution = distribution
         self._optimiser = optimiser
         self._topology = topology
+        lanes = config.batch_size // config.envs_per_actor
         self.synchronised = SynchronisedUpdate(
-            self.loss, optimiser, topology, config.gradient_accumulation
+            Batch((TRAJECTORY_AXES,) * lanes, self.loss),
+            optimiser,
+            topology,
+            config.gradient_accumulation,
         )
+        self._turn: tuple[Trajectory, ...] = ()
 
     def init(self, key: jax.Array) -> TrainState:
         """Fresh parameters and optimiser state on every learner device."""
@@ -55,14 +70,23 @@ class VTraceLearner:
         """The parameters that actors should use."""
         return state.params
 
-    def update(
-        self, state: TrainState, trajectories: Sequence[Trajectory]
-    ) -> tuple[TrainState, Logs]:
-        """One synchronised update; ``state`` is donated."""
-        return self.synchronised(state, trajectories)
+    def add(self, deliveries: Sequence[Delivery]) -> int:
+        """Every turn is one update."""
+        self._turn = tuple(
+            assemble(delivery.parts, TRAJECTORY_AXES, self._topology) for delivery in deliveries
+        )
+        return 1
 
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
+    def update(self, state: TrainState) -> tuple[TrainState, Logs]:
+        """One synchronised update on this turn's trajectories; ``state`` is donated."""
+        state, logs, _ = self.synchronised(state, self._turn)
+        return state, logs
+
+    def loss(
+        self, params: Params, _: ArrayTree, trajectories: tuple[Trajectory, ...]
+    ) -> tuple[jax.Array, LossOutput]:
         """The total loss, section 4.2 of the paper, as a mean over T x B."""
+        trajectory = concatenate(trajectories)
         config = self._config
         output, _ = self._agent.unroll(params, trajectory.timestep, trajectory.initial_state)
         behaviour = trajectory.actor.extras
@@ -98,7 +122,7 @@ class VTraceLearner:
             "entropy": -entropy_loss,
             "value_mean": jnp.mean(output.value),
         }
-        return total, logs
+        return total, LossOutput(logs)
 
     def _rewards(self, rewards: jax.Array) -> jax.Array:
         rewards = rewards * self._config.reward_scale
