@@ -16,6 +16,8 @@ from sebulba.config import (
     ConfigError,
     NetworkConfig,
     OptimiserConfig,
+    R2D2Config,
+    ReplayConfig,
     VTraceConfig,
 )
 from sebulba.evaluate import Evaluation, evaluate, evaluate_run
@@ -52,6 +54,8 @@ __all__ = [
     "OptimiserConfig",
     "PolicyAgent",
     "PolicyValue",
+    "R2D2Config",
+    "ReplayConfig",
     "Timestep",
     "Topology",
     "TrainResult",

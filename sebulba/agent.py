@@ -12,7 +12,15 @@ import numpy as np
 from sebulba import networks
 from sebulba.config import NetworkConfig
 from sebulba.distributions import Distribution
-from sebulba.types import ActorOutput, ArrayTree, EnvSpec, Params, State, Timestep
+from sebulba.types import (
+    ActorOutput,
+    ArrayTree,
+    DiscreteSpec,
+    EnvSpec,
+    Params,
+    State,
+    Timestep,
+)
 
 
 class PolicyValue(NamedTuple):
@@ -102,6 +110,78 @@ class PolicyAgent:
             {"params": params}, timesteps, state
         )
         return output
+
+
+class DuelingHeads(nn.Module):
+    """Advantages and a value, joined to Q values (Wang et al. 2016, "Dueling", eq. 9)."""
+
+    num_actions: int
+    hidden_size: int
+
+    @nn.compact
+    def __call__(self, features: jax.Array) -> jax.Array:
+        """Features ``[T, B, F]`` to Q values ``[T, B, A]``."""
+        advantage = nn.Dense(self.num_actions)(nn.relu(nn.Dense(self.hidden_size)(features)))
+        value = nn.Dense(1)(nn.relu(nn.Dense(self.hidden_size)(features)))
+        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
+class QAgent:
+    """Acts on the largest Q value, which it reports in ``extras`` as ``[B, A]``.
+
+    The Q values are on the rescaled axis of R2D2.
+    """
+
+    def __init__(self, config: NetworkConfig, spec: EnvSpec, epsilon: float = 0.0) -> None:
+        """``epsilon``: share of random actions. Actors explore by ``inference.exploration``.
+
+        Raises:
+          ValueError: the actions are continuous.
+        """
+        if not isinstance(spec.action, DiscreteSpec):
+            raise ValueError(
+                f"the action is {spec.action}: Q-learning takes the best of a finite number of "
+                "actions. Choose an environment with discrete actions, or V-trace."
+            )
+        num_actions = spec.action.num_actions
+        self._config = config
+        self._spec = spec
+        self._epsilon = epsilon
+        self._network = networks.Network(
+            config, spec, lambda: DuelingHeads(num_actions, config.core_size)
+        )
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters."""
+        return init(self._network, self._spec, self.initial_state(1), key)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Zeros ``[B, ...]``."""
+        return networks.initial_state(self._config, self._spec, batch_size)
+
+    def act(
+        self, params: Params, key: jax.Array, timestep: Timestep, state: State
+    ) -> tuple[ActorOutput, State]:
+        """Actions ``[B]`` and Q values ``[B, A]``."""
+        q_values, state = self.unroll(params, add_time(timestep), state)
+        output = ActorOutput(jnp.argmax(q_values[0], axis=-1).astype(jnp.int32), q_values[0])
+        if self._epsilon > 0:
+            output = epsilon_greedy(key, output, jnp.float32(self._epsilon))
+        return output, state
+
+    def unroll(self, params: Params, timesteps: Timestep, state: State) -> tuple[jax.Array, State]:
+        """Q values ``[T, B, A]``."""
+        output: tuple[jax.Array, State] = self._network.apply({"params": params}, timesteps, state)
+        return output
+
+
+def epsilon_greedy(key: jax.Array, output: ActorOutput, epsilon: jax.Array) -> ActorOutput:
+    """Replace the actions of ``QAgent`` by uniform ones with probability ``epsilon`` (``[B]``)."""
+    choose, draw = jax.random.split(key)
+    batch, num_actions = output.extras.shape
+    explore = jax.random.uniform(choose, (batch,)) < epsilon
+    random = jax.random.randint(draw, (batch,), 0, num_actions, jnp.int32)
+    return output._replace(action=jnp.where(explore, random, output.action))
 
 
 def init(network: networks.Network, spec: EnvSpec, state: State, key: jax.Array) -> Params:

@@ -138,6 +138,64 @@ class VTraceConfig(Config):
     """Rewards are multiplied by this for learning, before clipping."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Prioritised replay of sequences, one for each host."""
+
+    capacity: int = 100_000
+    """Sequences kept on each host."""
+    min_size: int = 5_000
+    """Sequences on each host before learning starts."""
+    placement: Literal["host", "device"] = "host"
+    """host: NumPy arrays, batches are sent to the learner devices; device: on those devices."""
+    ratio: float = 1.0
+    """Sequences trained on for each sequence inserted; kept by counting, never by time."""
+    priority_exponent: float = 0.9
+    """Of the priorities (Kapturowski et al. 2019, section 2.3)."""
+    importance_exponent: float = 0.6
+    """Of the importance weights, normalised by the largest of the whole batch on all hosts."""
+    priority_eta: float = 0.9
+    """Weight of the largest TD error of a sequence, against the mean (same section)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class R2D2Config(Config):
+    """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
+
+    Values are the paper's (section 2.3 and table 2), unless a preset says otherwise. A sequence
+    is made of whole consecutive unrolls, so sequences overlap by sequence_length - unroll_length.
+    """
+
+    unroll_length: int = 40
+    """T: steps of one unroll, and steps between the starts of two sequences."""
+    sequence_length: int = 80
+    """Steps of a replayed sequence: a multiple of unroll_length."""
+    burn_in: int = 40
+    """First steps of a sequence that only warm the recurrent state up."""
+    sequences_per_update: int = 64
+    """Sequences in one update, on each host."""
+    discount: float = 0.997
+    """gamma."""
+    n_step: int = 5
+    """Steps of the return before it bootstraps."""
+    target_update: int = 2500
+    """Updates between copies to the target network."""
+    reward_clip: float | None = None
+    """Rewards are clipped to +- this for learning; the paper rescales values instead."""
+    epsilon_base: float = 0.4
+    """eps_i = base^(1 + alpha i / (N - 1)) over all N environments of all hosts (Horgan et al.
+    2018, "Ape-X", section 4.1)."""
+    epsilon_alpha: float = 7.0
+    """alpha of that ladder."""
+    evaluation_epsilon: float = 0.001
+    """Share of random actions in evaluation."""
+    replay: ReplayConfig = ReplayConfig()
+    network: NetworkConfig = NetworkConfig(core="lstm", core_size=512)
+    optimiser: OptimiserConfig = OptimiserConfig(
+        name="adam", learning_rate=1e-4, epsilon=1e-3, decay_to_zero=False, max_gradient_norm=40.0
+    )
+
+
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
@@ -177,6 +235,8 @@ def validate(config: Config) -> None:
         )
     if isinstance(config, VTraceConfig):
         _validate_vtrace(config)
+    if isinstance(config, R2D2Config):
+        _validate_r2d2(config)
 
 
 _POSITIVE_INTS = (
@@ -208,6 +268,57 @@ def _validate_vtrace(config: VTraceConfig) -> None:
         "reward_clip",
         config.reward_clip,
         "must be above 0, or None for no clipping",
+    )
+
+
+def _validate_r2d2(config: R2D2Config) -> None:
+    for name in (
+        "sequence_length",
+        "sequences_per_update",
+        "n_step",
+        "target_update",
+        "replay.capacity",
+        "replay.min_size",
+    ):
+        value = _get(config, name)
+        _require(
+            isinstance(value, int) and value > 0, name, value, "must be a whole number above 0"
+        )
+    for name in (
+        "discount",
+        "epsilon_base",
+        "evaluation_epsilon",
+        "replay.priority_exponent",
+        "replay.importance_exponent",
+        "replay.priority_eta",
+    ):
+        value = _get(config, name)
+        _require(0 <= value <= 1, name, value, "must be from 0 to 1")
+    for name in ("replay.ratio", "epsilon_alpha"):
+        _require(_get(config, name) > 0, name, _get(config, name), "must be above 0")
+    _require(
+        config.reward_clip is None or config.reward_clip > 0,
+        "reward_clip",
+        config.reward_clip,
+        "must be above 0, or None for no clipping",
+    )
+    _require(
+        config.sequence_length % config.unroll_length == 0,
+        "sequence_length",
+        config.sequence_length,
+        f"must be a multiple of unroll_length ({config.unroll_length}), whose starts it shares",
+    )
+    _require(
+        0 <= config.burn_in < config.sequence_length,
+        "burn_in",
+        config.burn_in,
+        f"must be from 0 to sequence_length - 1 ({config.sequence_length - 1})",
+    )
+    _require(
+        config.replay.min_size <= config.replay.capacity,
+        "replay.min_size",
+        config.replay.min_size,
+        f"must be at most replay.capacity ({config.replay.capacity})",
     )
 
 

@@ -11,6 +11,8 @@ from sebulba.config import (
     ConfigError,
     NetworkConfig,
     OptimiserConfig,
+    R2D2Config,
+    ReplayConfig,
     VTraceConfig,
 )
 
@@ -60,6 +62,51 @@ _ATARI = VTraceConfig(
     ),
 )
 
+_MEMORY = dataclasses.replace(
+    _CATCH,
+    preset="vtrace-memory",
+    env="sebulba/Memory",
+    total_steps=500_000,
+    envs_per_actor=16,
+    batch_size=16,
+    network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
+    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3),
+)
+
+_R2D2_CATCH = R2D2Config(
+    preset="r2d2-catch",
+    env="sebulba/Catch",
+    total_steps=300_000,
+    envs_per_actor=16,
+    batch_size=16,
+    unroll_length=10,
+    sequence_length=20,
+    burn_in=10,
+    sequences_per_update=32,
+    target_update=100,
+    discount=0.99,
+    network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
+    optimiser=OptimiserConfig(
+        name="adam", learning_rate=1e-3, decay_to_zero=False, max_gradient_norm=10.0
+    ),
+    replay=ReplayConfig(capacity=10_000, min_size=500, ratio=1.0),
+    checkpoint=CheckpointConfig(every=500),
+    log_every=100,
+)
+
+_R2D2_ATARI = R2D2Config(
+    preset="r2d2-atari",
+    env="Breakout-v5",
+    total_steps=2_500_000_000,
+    envs_per_actor=64,
+    actors_per_device=4,
+    batch_size=64,
+    network=NetworkConfig(
+        torso="shallow", hidden_sizes=(512,), frame_stack=4, core="lstm", core_size=512
+    ),
+    replay=ReplayConfig(capacity=100_000, min_size=5_000, ratio=0.8),
+)
+
 PRESETS: dict[str, tuple[Config, str]] = {
     "vtrace-catch": (_CATCH, "Catch on a 10 x 5 board, in NumPy: solved in seconds."),
     "vtrace-cartpole": (_CARTPOLE, "CartPole-v1: solved in under a minute on two CPU cores."),
@@ -74,6 +121,36 @@ PRESETS: dict[str, tuple[Config, str]] = {
             network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
         ),
         "Atari with the three-convolution network: what a laptop can train.",
+    ),
+    "vtrace-memory": (
+        _MEMORY,
+        "A cue to be remembered, with an LSTM; unsolvable without one.",
+    ),
+    "r2d2-catch": (_R2D2_CATCH, "Catch with R2D2."),
+    "r2d2-memory": (
+        dataclasses.replace(_R2D2_CATCH, preset="r2d2-memory", env="sebulba/Memory"),
+        "The memory task with R2D2: recurrent state stored in the replay.",
+    ),
+    "r2d2-cartpole": (
+        dataclasses.replace(
+            _R2D2_CATCH, preset="r2d2-cartpole", env="CartPole-v1", total_steps=500_000
+        ),
+        "CartPole-v1 with R2D2.",
+    ),
+    "r2d2-atari": (_R2D2_ATARI, "Atari with R2D2's network and hyper-parameters."),
+    "r2d2-atari-small": (
+        dataclasses.replace(
+            _R2D2_ATARI,
+            preset="r2d2-atari-small",
+            env="Pong-v5",
+            total_steps=10_000_000,
+            envs_per_actor=16,
+            actors_per_device=2,
+            batch_size=16,
+            sequences_per_update=32,
+            replay=ReplayConfig(capacity=25_000, min_size=1_000, ratio=2.0),
+        ),
+        "Atari with R2D2 for one machine: fewer actors, more updates, replay within 8 GiB.",
     ),
 }
 """Every preset and what it is for."""

@@ -25,7 +25,7 @@ from sebulba.rundir import RunDirectory
 from sebulba.schedule import Schedule
 from sebulba.threads import POLL_SECONDS, Interrupt, ThreadGroup, wait_until_ready
 from sebulba.topology import Topology
-from sebulba.types import Agent, Env, EnvSpec, Params
+from sebulba.types import Agent, ArrayTree, Env, EnvSpec, Params
 
 MakeEnv = Callable[[int, int], Env]
 """``make_env(num_envs, seed)``: the environments of one actor."""
@@ -164,6 +164,9 @@ class _Run:
         self._schedule = Schedule(
             lanes, config.batch_size // config.envs_per_actor, self._turn, config.policy_lag
         )
+        self._exploration = algorithms.make_exploration(
+            config, topology.num_hosts * lanes * config.envs_per_actor
+        )
         self._meter = Meter(
             spec.frame_skip,
             lanes,
@@ -262,13 +265,19 @@ class _Run:
             slot.publish(self._turn, params)
 
     def _log(self, display: Progress) -> None:
-        row = self._meter.row(self.updates)
+        row = self._meter.row(self.updates) | self._learner.metrics() | self._epsilons()
         self.rows.append(row)
         if self._metrics is not None:
             self._metrics.write(row)
         display.update(row)
         if self._checkpoints is not None:
             self._checkpoints.check()
+
+    def _epsilons(self) -> Row:
+        if self._exploration is None:
+            return {}
+        epsilons = self._exploration.epsilons
+        return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
         if self._checkpoints is not None:
@@ -282,11 +291,11 @@ class _Run:
             self._spec,
             config.unroll_length,
             len(self._topology.learners),
-            explore=None,
+            self._exploration and self._exploration.explore,
         )
         lane = 0
         for slot, device in zip(self._slots, self._topology.inference, strict=True):
-            program.warm_up(slot.newest().params, (), device)
+            program.warm_up(slot.newest().params, self._epsilons_of(0), device)
             for _ in range(config.actors_per_device):
                 group.start(f"actor-{lane}", self._actor(lane, program, slot, device).run)
                 lane += 1
@@ -311,7 +320,13 @@ class _Run:
             first_unroll=schedule.first_unroll(lane),
             version_of=lambda unroll: schedule.version_of(lane, unroll),
             unroll_length=config.unroll_length,
+            exploration=self._epsilons_of(number),
         )
+
+    def _epsilons_of(self, number: int) -> ArrayTree:
+        if self._exploration is None:
+            return ()
+        return self._exploration.of_actor(number, self._config.envs_per_actor)
 
 
 def _num_updates(config: Config, topology: Topology) -> int:

@@ -7,10 +7,12 @@ length and ``B`` the number of environments. The names are those of Espeholt et 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 ArrayTree = Any
 """Any pytree of arrays."""

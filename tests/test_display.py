@@ -178,6 +178,7 @@ def test_the_sparkline_spans_the_whole_series() -> None:
     assert 24 <= len(line) <= 48
     assert line[0] == "▁" and line[-1] == "█"
     assert list(line) == sorted(line)
+    assert line[len(line) // 2] in "▄▅", "a straight series is half way up in its middle"
 
 
 def test_a_flat_series_has_a_flat_sparkline() -> None:

@@ -166,7 +166,7 @@ def test_n_step_double_q_equals_rlax_without_auto_reset() -> None:
         )
 
     arguments = [jnp.asarray(array) for name, array in unroll.items() if name != "first"]
-    oracle = jax.vmap(column, in_axes=1, out_axes=1)(*arguments)
+    oracle = jax.jit(jax.vmap(column, in_axes=1, out_axes=1))(*arguments)
     output = n_step_double_q(**unroll, n=5)
     # rlax's inverse is the paper's form, which is good to about 1e-4 in float32.
     np.testing.assert_allclose(output.td_errors, oracle, atol=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sebulba.inference.actor import Actor, Unroll
 from sebulba.inference.episodes import EpisodeTracker
+from sebulba.inference.exploration import Exploration, epsilon_ladder
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram, Carry, Explore
 
@@ -12,8 +13,10 @@ __all__ = [
     "ActorProgram",
     "Carry",
     "EpisodeTracker",
+    "Exploration",
     "Explore",
     "ParamsSlot",
     "Unroll",
     "Versioned",
+    "epsilon_ladder",
 ]

@@ -14,6 +14,7 @@ from sebulba.learners.base import (
     count_steps,
     make_optimiser,
 )
+from sebulba.learners.r2d2 import R2D2Learner
 from sebulba.learners.vtrace import VTraceLearner
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Delivery",
     "Learner",
     "LossOutput",
+    "R2D2Learner",
     "SynchronisedUpdate",
     "TrainState",
     "VTraceLearner",

@@ -55,6 +55,9 @@ class Learner(Protocol):
     def update(self, state: Any) -> tuple[Any, Logs]:
         """One update; ``state`` is donated. The logs are scalars."""
 
+    def metrics(self) -> dict[str, float]:
+        """More numbers for a row of metrics, of this host; counted, not measured on a device."""
+
 
 def make_optimiser(config: OptimiserConfig, num_updates: int) -> optax.GradientTransformation:
     """Clip by global norm, then RMSProp or Adam; the rate may fall linearly over the updates."""
@@ -218,6 +221,11 @@ def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
         return trajectories[0]
     joined: Trajectory = jax.tree.map(join_all, TRAJECTORY_AXES, *trajectories)
     return joined
+
+
+def clip_rewards(rewards: jax.Array, limit: float | None) -> jax.Array:
+    """Rewards within +- ``limit``; as they are where it is None."""
+    return rewards if limit is None else jnp.clip(rewards, -limit, limit)
 
 
 def count_steps(deliveries: Sequence[Delivery], topology: Topology) -> jax.Array:

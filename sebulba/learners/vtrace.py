@@ -20,6 +20,7 @@ from sebulba.learners.base import (
     SynchronisedUpdate,
     TrainState,
     assemble,
+    clip_rewards,
     concatenate,
 )
 from sebulba.topology import Topology
@@ -82,6 +83,10 @@ class VTraceLearner:
         state, logs, _ = self.synchronised(state, self._turn)
         return state, logs
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing more."""
+        return {}
+
     def loss(
         self, params: Params, _: ArrayTree, trajectories: tuple[Trajectory, ...]
     ) -> tuple[jax.Array, LossOutput]:
@@ -96,7 +101,7 @@ class VTraceLearner:
         first = timestep.first[1:]
         result = losses.vtrace(
             log_rhos=jax.lax.stop_gradient(log_prob) - behaviour.log_prob,
-            rewards=self._rewards(timestep.reward[1:]),
+            rewards=clip_rewards(timestep.reward[1:] * config.reward_scale, config.reward_clip),
             discounts=timestep.discount[1:] * config.discount,
             values=output.value,
             first=first,
@@ -123,8 +128,3 @@ class VTraceLearner:
             "value_mean": jnp.mean(output.value),
         }
         return total, LossOutput(logs)
-
-    def _rewards(self, rewards: jax.Array) -> jax.Array:
-        rewards = rewards * self._config.reward_scale
-        clip = self._config.reward_clip
-        return rewards if clip is None else jnp.clip(rewards, -clip, clip)

@@ -6,6 +6,8 @@ Replay", section 3.4.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +30,7 @@ def sequence_priorities(td_errors: jax.Array, first: jax.Array, eta: float = 0.9
     return eta * jnp.max(errors, axis=0) + (1.0 - eta) * jnp.sum(errors, axis=0) / valid_steps
 
 
-def importance_weights(probabilities: jax.Array, size: jax.Array | int, beta: float) -> jax.Array:
+def importance_weights(probabilities: Any, size: Any, beta: float) -> Any:
     """(N P(i))^-beta, elementwise; 1 everywhere for uniform sampling.
 
     Args:

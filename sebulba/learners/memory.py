@@ -1,0 +1,53 @@
+"""Whether a replay fits the memory there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import jax
+
+from sebulba.config import ConfigError
+
+
+def check_memory(
+    needed: int, placement: Literal["host", "device"], devices: tuple[jax.Device, ...]
+) -> str:
+    """One line on the memory that a replay takes; ``needed`` is in bytes, on this host.
+
+    Raises:
+      ConfigError: it is more than is free.
+    """
+    free = _free(placement, devices)
+    where = "host memory" if placement == "host" else f"memory of {len(devices)} learner device(s)"
+    line = f"replay takes {_gib(needed)} of {where}"
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"the {line}, but only {_gib(free)} are free: make --replay.capacity smaller, or "
+            "change --replay.placement."
+        )
+    return line if free is None else f"{line} ({_gib(free)} free)"
+
+
+def _free(placement: str, devices: tuple[jax.Device, ...]) -> int | None:
+    """Free bytes; None where the platform does not say."""
+    stats = [device.memory_stats() for device in devices]
+    if placement == "host" or all(device.platform == "cpu" for device in devices):
+        return _available_host_memory()
+    if any(not stat or "bytes_limit" not in stat for stat in stats):
+        return None
+    return sum(int(stat["bytes_limit"] - stat["bytes_in_use"]) for stat in stats if stat)
+
+
+def _available_host_memory() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,107 @@
+"""Prioritised replay of sequences: the share of one learner device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from sebulba.learners.priorities import Priorities
+from sebulba.learners.storage import Geometry, Sequences, Storage
+from sebulba.types import Trajectory
+
+
+class Sample(NamedTuple):
+    """Sequences, where they came from, and how likely they were.
+
+    Attributes:
+      sequences: on the device, ``[N, ...]``.
+      indices: ``[N]``, of the priorities.
+      ages: ``[N]``, number of the unroll that each sequence starts with; it tells later whether
+        the sequence is still there.
+      probabilities: ``[N]``.
+    """
+
+    sequences: Sequences
+    indices: np.ndarray
+    ages: np.ndarray
+    probabilities: np.ndarray
+
+
+class ReplayShard:
+    """Unrolls of every lane's environments that belong to one learner device.
+
+    A sequence can be drawn once its whole span and the timestep after it are there, until its
+    first unroll is overwritten.
+
+    Attributes:
+      priorities: of every place where a sequence may start; 0 where none can be drawn.
+      size: sequences that can be drawn.
+    """
+
+    def __init__(self, storage: Storage, geometry: Geometry, exponent: float) -> None:
+        """``geometry.slots`` must be above ``geometry.span``."""
+        self._storage = storage
+        self._geometry = geometry
+        self._shape = (geometry.lanes, geometry.slots, geometry.num_envs)
+        self.priorities = Priorities(int(np.prod(self._shape)), exponent)
+        self._indices = np.arange(int(np.prod(self._shape))).reshape(self._shape)
+        self._unrolls = np.zeros(geometry.lanes, np.int64)
+        self.size = 0
+        # Priorities of the unrolls whose sequences are not complete yet, still being computed.
+        self._coming: list[deque[jax.Array]] = [
+            deque(maxlen=geometry.span) for _ in range(geometry.lanes)
+        ]
+
+    def insert(
+        self,
+        lane: int,
+        trajectory: Trajectory,
+        errors: jax.Array,
+        priority: Callable[[np.ndarray], np.ndarray],
+    ) -> int:
+        """Append an unroll; returns how many sequences it completes.
+
+        Args:
+          lane: the actor that it came from.
+          trajectory: ``[T+1, B, ...]``.
+          errors: ``[T, B]``, absolute TD errors at collection, NaN where there is none.
+          priority: maps such errors of a whole sequence ``[S, B]`` to priorities ``[B]``.
+        """
+        span, ring = self._geometry.span, self._geometry.slots
+        number = int(self._unrolls[lane])
+        slot = number % ring
+        self._storage.write(lane, slot, trajectory)
+        self.priorities.clear(self._indices[lane, slot])
+        self.size -= self._geometry.num_envs * (number >= ring)
+        self._unrolls[lane] += 1
+        coming = self._coming[lane]
+        completed = len(coming) == span
+        if completed:
+            start = self._indices[lane, (number - span) % ring]
+            self.priorities.set(start, priority(np.concatenate(jax.device_get(list(coming)))))
+            self.size += self._geometry.num_envs
+        coming.append(errors)
+        return self._geometry.num_envs if completed else 0
+
+    def sample(self, count: int, random: np.random.Generator) -> Sample:
+        """``count`` sequences in proportion to their priorities, with replacement."""
+        indices, probabilities = self.priorities.draw(count, random)
+        lanes, slots, envs = np.unravel_index(indices, self._shape)
+        sequences = self._storage.read(lanes, slots, envs)
+        return Sample(sequences, indices, self._ages(lanes, slots), probabilities)
+
+    def update(self, sample: Sample, priorities: np.ndarray) -> None:
+        """Set the priorities ``[N]`` of a sample, but for sequences that are gone."""
+        lanes, slots, _ = np.unravel_index(sample.indices, self._shape)
+        there = self._ages(lanes, slots) == sample.ages
+        self.priorities.set(sample.indices[there], priorities[there])
+
+    def _ages(self, lanes: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Numbers of the unrolls in these slots, the newest that fit."""
+        newest = self._unrolls[lanes] - 1
+        ages: np.ndarray = newest - (newest - slots) % self._geometry.slots
+        return ages

@@ -1,0 +1,158 @@
+"""What a config refuses, what it says then, and that it survives a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sebulba import presets
+from sebulba.algorithms import CONFIGS
+from sebulba.config import (
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    NetworkConfig,
+    OptimiserConfig,
+    VTraceConfig,
+    from_json,
+    to_json,
+    validate,
+)
+
+
+def changed(path: str, value: Any) -> VTraceConfig:
+    outer, _, inner = path.rpartition(".")
+    config = VTraceConfig()
+    if outer:
+        path, value = outer, dataclasses.replace(getattr(config, outer), **{inner: value})
+    return dataclasses.replace(config, **{path: value})
+
+
+WHOLE = "must be a whole number above 0"
+REFUSED = [
+    *((name, value, WHOLE) for name in ("total_steps", "queue_size") for value in (0, -1, 1.5)),
+    ("actors_per_device", 0, WHOLE),
+    ("envs_per_actor", 0, WHOLE),
+    ("unroll_length", 0, WHOLE),
+    ("batch_size", 0, WHOLE),
+    ("gradient_accumulation", 0, WHOLE),
+    ("log_every", 0, WHOLE),
+    ("checkpoint.every", 0, WHOLE),
+    ("checkpoint.keep", 0, WHOLE),
+    ("network.core_size", 0, WHOLE),
+    ("network.frame_stack", 0, WHOLE),
+    ("network.hidden_sizes", (64, 0), "must all be above 0"),
+    ("optimiser.learning_rate", 0.0, "must be above 0"),
+    ("optimiser.learning_rate", float("nan"), "must be above 0"),
+    ("optimiser.max_gradient_norm", -1.0, "must be above 0"),
+    ("optimiser.epsilon", 0.0, "must be above 0"),
+    ("seed", -1, "must be from 0 to 2**32 - 1"),
+    ("seed", 2**32, "must be from 0 to 2**32 - 1"),
+    ("env_threads", -1, "must be 0 or more"),
+    ("num_inference", 0, "must be above 0, or None"),
+    ("discount", 1.01, "must be from 0 to 1"),
+    ("lambda_", -0.1, "must be from 0 to 1"),
+    ("clip_rho", 0.0, "must be above 0"),
+    ("clip_c", 0.0, "must be above 0"),
+    ("clip_pg_rho", -1.0, "must be above 0"),
+    ("reward_scale", 0.0, "must be above 0"),
+    ("baseline_cost", -0.5, "must be 0 or more"),
+    ("entropy_cost", -0.5, "must be 0 or more"),
+    ("reward_clip", 0.0, "must be above 0, or None"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "rule"), REFUSED)
+def test_a_refusal_says_the_value_the_rule_and_the_flag(path: str, value: Any, rule: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(changed(path, value))
+    message = str(error.value)
+    flag = "--" + path.replace("_", "-").rstrip("-")
+    assert message.startswith(f"{path} is {value!r}: it {rule}")
+    assert message.endswith(f"Set it with {flag}.")
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "envs_per_actor", "remedy"), [(33, 32, 32), (31, 32, 32), (100, 32, 96)]
+)
+def test_an_update_takes_whole_trajectories(
+    batch_size: int, envs_per_actor: int, remedy: int
+) -> None:
+    config = VTraceConfig(batch_size=batch_size, envs_per_actor=envs_per_actor)
+    expected = f"batch_size {batch_size} is not .* {envs_per_actor}: .* Make it {remedy}, or"
+    with pytest.raises(ConfigError, match=expected):
+        validate(config)
+    validate(dataclasses.replace(config, batch_size=remedy))
+
+
+EDGES = [
+    VTraceConfig(seed=2**32 - 1, num_inference=1, total_steps=1, reward_clip=0.5),
+    VTraceConfig(discount=0.0, lambda_=1.0, baseline_cost=0.0, entropy_cost=0.0),
+    VTraceConfig(network=NetworkConfig(hidden_sizes=())),
+    *(config for config, _ in presets.PRESETS.values()),
+]
+
+
+@pytest.mark.parametrize("config", EDGES)
+def test_what_can_work_is_accepted(config: Config) -> None:
+    validate(config)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        VTraceConfig().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        VTraceConfig(
+            preset="p",
+            env_options={"repeat_action_probability": 0.25, "full": True, "n": 3, "name": "x"},
+            out=Path("runs/some where"),
+            resume=True,
+            num_inference=2,
+            reward_clip=1.0,
+            policy_lag="1",
+            network=NetworkConfig(torso="deep", hidden_sizes=(3, 4), core="lstm"),
+            optimiser=OptimiserConfig(name="adam", epsilon=2.5e-9),
+            checkpoint=CheckpointConfig(every=7, keep=9),
+        ),
+        *EDGES,
+    ],
+)
+def test_json_round_trip(config: VTraceConfig) -> None:
+    text = to_json(config)
+    back = from_json(text, CONFIGS)
+    assert back == config and type(back) is type(config)
+    assert to_json(back) == text
+    assert json.loads(text)["algorithm"] == "VTraceConfig"
+
+
+def test_an_unknown_algorithm_is_named() -> None:
+    text = to_json(VTraceConfig()).replace("VTraceConfig", "OtherConfig")
+    with pytest.raises(ConfigError, match=r"'OtherConfig' is unknown.*\['VTraceConfig'\]"):
+        from_json(text, CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [((), "VTraceConfig"), (("network",), "NetworkConfig")]
+)
+def test_fields_of_another_version_are_named(where: tuple[str, ...], kind: str) -> None:
+    fields = json.loads(to_json(VTraceConfig()))
+    inner = fields
+    for name in where:
+        inner = inner[name]
+    inner["novelty"] = 1
+    with pytest.raises(ConfigError, match=rf"\['novelty'\], which {kind} lacks"):
+        from_json(json.dumps(fields), CONFIGS)
+
+
+def test_a_field_that_an_older_version_lacked_has_its_default() -> None:
+    fields = json.loads(to_json(VTraceConfig(seed=3)))
+    del fields["queue_size"], fields["network"]["dtype"]
+    assert from_json(json.dumps(fields), CONFIGS) == VTraceConfig(seed=3)
