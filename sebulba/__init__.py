@@ -17,6 +17,7 @@ from sebulba.config import (
     NetworkConfig,
     OptimiserConfig,
     R2D2Config,
+    ReplayCheckpointConfig,
     ReplayConfig,
     VTraceConfig,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "PolicyAgent",
     "PolicyValue",
     "R2D2Config",
+    "ReplayCheckpointConfig",
     "ReplayConfig",
     "Timestep",
     "Topology",

@@ -47,7 +47,7 @@ def make_learner(
     if isinstance(config, VTraceConfig):
         return VTraceLearner(config, agent, _distribution(config, spec), optimiser, topology)
     if isinstance(config, R2D2Config):
-        return R2D2Learner(config, agent, optimiser, topology)
+        return R2D2Learner(config, agent, spec, optimiser, topology)
     raise TypeError(f"{type(config).__name__} has no learner: it must be one of {sorted(CONFIGS)}")
 
 

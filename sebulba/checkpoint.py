@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from sebulba.config import ConfigError
+from sebulba.types import Params
 
 Counts = dict[str, float]
 """Numbers of the run that are not arrays: steps, episodes, seconds."""
@@ -31,44 +32,60 @@ class Checkpointer:
         latest: int | None = self._manager.latest_step()
         return latest
 
-    def save(self, updates: int, state: Any, counts: Counts) -> None:
-        """Start writing; returns once the state has been copied.
+    def save(self, updates: int, state: Any, params: Params, counts: Counts) -> None:
+        """Start writing; returns once the arrays have been copied.
 
-        A failed write is raised by a later call of ``save``, ``check`` or ``close``.
+        ``params``, which is part of ``state``, is written again by itself, so that it can be read
+        without the learner. A failed write is raised by a later call of ``save``, ``check`` or
+        ``close``.
         """
         if updates == self.latest():
             return
         # The learner donates its state to the next update, while this is still being written.
-        copy = _copy(state)
+        copies = _copy((state, params))
         self._manager.save(
             updates,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(copy), counts=ocp.args.JsonSave(counts)
+                state=ocp.args.StandardSave(copies[0]),
+                params=ocp.args.StandardSave(copies[1]),
+                counts=ocp.args.JsonSave(counts),
             ),
         )
 
     def restore(self, updates: int, state: Any) -> tuple[Any, Counts]:
-        """State and counts of one checkpoint.
-
-        ``state`` gives structure, shapes and placement: arrays or ``jax.ShapeDtypeStruct``.
+        """State and counts of one checkpoint; ``state`` gives shapes and placement.
 
         Raises:
           ConfigError: the checkpoint holds arrays of other names or shapes.
         """
+        restored = self._restore(
+            updates,
+            state=ocp.args.StandardRestore(jax.tree.map(_abstract, state)),
+            counts=ocp.args.JsonRestore(),
+        )
+        return restored["state"], dict(restored["counts"])
+
+    def counts(self, updates: int) -> Counts:
+        """The counts of one checkpoint alone."""
+        return dict(self._restore(updates, counts=ocp.args.JsonRestore())["counts"])
+
+    def restore_params(self, updates: int, params: Params) -> Params:
+        """The parameters alone; ``params`` gives shapes and placement.
+
+        Raises:
+          ConfigError: the checkpoint holds arrays of other names or shapes.
+        """
+        template = ocp.args.StandardRestore(jax.tree.map(_abstract, params))
+        return self._restore(updates, params=template)["params"]
+
+    def _restore(self, updates: int, **items: Any) -> Any:
         try:
-            restored = self._manager.restore(
-                updates,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(jax.tree.map(_abstract, state)),
-                    counts=ocp.args.JsonRestore(),
-                ),
-            )
+            return self._manager.restore(updates, args=ocp.args.Composite(**items))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"the checkpoint of update {updates} in {self._directory} does not fit this "
-                "config's network and optimiser: resume with the config that wrote it."
+                "config's network and optimiser: use the config that wrote it."
             ) from error
-        return restored["state"], dict(restored["counts"])
 
     def check(self) -> None:
         """Raise what went wrong in writing, if anything did."""

@@ -12,6 +12,7 @@ from typing import Annotated
 import rich
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sebulba import presets, runner
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         commands[words[0]](words[1:])
     except ConfigError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escape(error)}", highlight=False)
+        console = Console(stderr=True, highlight=False)
+        console.print("[bold red]error:[/]", escape(str(error)), soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -55,19 +57,24 @@ def _train(words: list[str]) -> None:
         _presets([])
         print("\nsebulba train PRESET --help lists every option with the preset's values.")
         sys.exit(0 if words else 2)
+    if words[0].startswith("-"):
+        raise ConfigError(
+            f"the preset must come first, but got {words[0]!r}: sebulba train PRESET [options]. "
+            "See: sebulba presets."
+        )
     default = presets.get(words[0])
     config = parse(default, words[1:])
-    if config.out is None:
+    if config.out is None and not config.resume:
         config = dataclasses.replace(config, out=_new_directory(config))
-    assert config.out is not None
     try:
         result = runner.train(config)
     except KeyboardInterrupt:
-        rich.print(
-            f"Interrupted; saved. Go on with: sebulba train {config.preset} "
-            f"--out {config.out} --resume"
+        _say(
+            "Interrupted; go on from the last checkpoint with: sebulba train "
+            f"{config.preset} --out {config.out} --resume"
         )
         raise
+    assert config.out is not None
     _report(config.out, result.metrics)
 
 
@@ -144,10 +151,11 @@ def _report(out: Path, rows: Sequence[dict[str, float | int | None]]) -> None:
     last = rows[-1]
     mean = last["episode_return_mean_100"]
     if mean is not None:
-        rich.print(f"Return, mean of the last 100 episodes: [bold]{mean:.2f}[/]")
-    rich.print(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
-    rich.print(f"Evaluate it with: sebulba eval {out}")
+        _say(f"Return, mean of the last 100 episodes: {mean:.2f}")
+    _say(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
+    _say(f"Evaluate it with: sebulba eval {out}")
 
 
-def _escape(error: ConfigError) -> str:
-    return str(error).replace("[", "\\[")
+def _say(text: str) -> None:
+    # Not wrapped: paths and commands are there to be copied.
+    Console().print(escape(text), soft_wrap=True)

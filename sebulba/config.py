@@ -159,6 +159,15 @@ class ReplayConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayCheckpointConfig(CheckpointConfig):
+    """When checkpoints are written, how many are kept, and whether the replay is among them."""
+
+    replay: bool = False
+    """Write the newest replay too, while training goes on; --resume then reads it. Without, a
+    resumed run starts with an empty one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
@@ -190,6 +199,7 @@ class R2D2Config(Config):
     evaluation_epsilon: float = 0.001
     """Share of random actions in evaluation."""
     replay: ReplayConfig = ReplayConfig()
+    checkpoint: ReplayCheckpointConfig = ReplayCheckpointConfig()
     network: NetworkConfig = NetworkConfig(core="lstm", core_size=512)
     optimiser: OptimiserConfig = OptimiserConfig(
         name="adam", learning_rate=1e-4, epsilon=1e-3, decay_to_zero=False, max_gradient_norm=40.0
@@ -346,10 +356,18 @@ def from_json(text: str, kinds: Mapping[str, type[AnyConfig]]) -> AnyConfig:
     Raises:
       ConfigError: an unknown algorithm or field, as another version may have written.
     """
-    fields = json.loads(text)
+    try:
+        fields = dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the saved config is damaged ({error}): restore it, or train again."
+        ) from error
     name = fields.pop("algorithm", None)
     if name not in kinds:
-        raise ConfigError(f"algorithm {name!r} is unknown: it must be one of {sorted(kinds)}.")
+        raise ConfigError(
+            f"algorithm {name!r} is unknown: it must be one of {sorted(kinds)}. Use the version "
+            "of the library that wrote it."
+        )
     config: AnyConfig = _build(kinds[name], fields)
     return config
 

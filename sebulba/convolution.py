@@ -1,15 +1,335 @@
+"""2-D convolution and max pooling that are fast on every platform, CPU included.
+
+On accelerators these are XLA's own operations. On CPU XLA's convolution is slow (its gradient
+above all, and more so inside a loop), so there a convolution is matrix products and sums of
+shifted slices, taken over a few frames at a time so that the intermediate stays in the cache.
+Both agree to rounding, so parameters and results carry over from one platform to another.
+"""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]
 
-def conv2d(x, kernel, strides, padding):
+# The intermediate of one chunk of frames: small enough for the cache of a core or two, large
+# enough that starting the products costs little.
+_CHUNK_BYTES = 2 << 20
+
+
+def conv2d(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: str | Sequence[Sequence[int]] = "SAME",
+) -> jax.Array:
+    """Cross-correlates images with a kernel, as `lax.conv_general_dilated` does.
+
+    Args:
+      x: images [B, H, W, C]. Integer images are read in the kernel's dtype (a scale such as 1/255
+        is cheapest folded into the kernel); they have no gradient.
+      kernel: [KH, KW, C, O].
+      bias: [O], or None for no bias.
+      strides: one for both axes, or (vertical, horizontal).
+      padding: "SAME", "VALID" or ((top, bottom), (left, right)).
+
+    Returns:
+      [B, OH, OW, O] in the promoted dtype of x and kernel. Differentiable in reverse mode.
+
+    Raises:
+      ValueError: the ranks, the channels or the strides do not fit.
+    """
+    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
+        raise ValueError(
+            f"x {x.shape} and kernel {kernel.shape} do not fit: conv2d takes x [B, H, W, C] and "
+            "kernel [KH, KW, C, O] with the same C; reshape or transpose them first"
+        )
+    dtype = kernel.dtype
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        dtype = jnp.promote_types(x.dtype, kernel.dtype)
+        x = x.astype(dtype)
+    steps = _pair(strides)
+    pads = _pads(x.shape[1:3], kernel.shape[:2], steps, padding)
+    y = _conv(steps, pads, x, kernel.astype(dtype))
+    return y if bias is None else y + bias.astype(dtype)
+
+
+def max_pool(
+    x: jax.Array,
+    window: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: str | Sequence[Sequence[int]] = "SAME",
+) -> jax.Array:
+    """Maximum over windows of images [B, H, W, C], as `lax.reduce_window` gives it.
+
+    Of equal values in a window, the first in row-major order receives the gradient. Arguments are
+    as for `conv2d`; window is one size for both axes, or (height, width).
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x {x.shape} must be images [B, H, W, C]; reshape it first")
+    size, steps = _pair(window), _pair(strides)
+    return _max_pool(size, steps, _pads(x.shape[1:3], size, steps, padding), x)
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"{value} must be a positive integer, or two: (vertical, horizontal)")
+    return pair[0], pair[1]
+
+
+def _pads(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: Any) -> Pads:
+    pads = (
+        lax.padtype_to_pads(shape, window, strides, padding)
+        if isinstance(padding, str)
+        else [(int(low), int(high)) for low, high in padding]
+    )
+    return pads[0], pads[1]
+
+
+# Convolution. The gradient is stated outside the choice of platform, so that differentiation
+# never sees a branch, and each part of it can be dropped when nobody asks for it.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.platform_dependent(
+        x,
+        kernel,
+        cpu=partial(_cpu_conv, strides, pads),
+        default=partial(_native_conv, strides, pads),
+    )
+
+
+def _conv_fwd(
+    strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _conv(strides, pads, x, kernel), (x, kernel)
+
+
+def _conv_bwd(
+    strides: Pair, pads: Pads, residuals: tuple[jax.Array, jax.Array], dy: jax.Array
+) -> tuple[Any, jax.Array]:
+    x, kernel = residuals
+
+    def native_dx(x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(lambda x: _native_conv(strides, pads, x, kernel), x)[1](dy)[0]
+
+    def native_dkernel(x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(lambda kernel: _native_conv(strides, pads, x, kernel), kernel)[1](dy)[0]
+
+    dkernel = lax.platform_dependent(
+        x, kernel, dy, cpu=partial(_cpu_dkernel, strides, pads), default=native_dkernel
+    )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return np.zeros(x.shape, jax.dtypes.float0), dkernel
+    dx = lax.platform_dependent(
+        x, kernel, dy, cpu=partial(_cpu_dx, strides, pads), default=native_dx
+    )
+    return dx, dkernel
+
+
+_conv.defvjp(_conv_fwd, _conv_bwd)
+
+
+def _native_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return lax.conv_general_dilated(
-        x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x.astype(kernel.dtype),
+        kernel,
+        strides,
+        pads,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
 
-def max_pool(x, size, stride):
+def _cpu_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    taps = _kernel_to_blocks(strides, kernel)
+    rows, columns, _, out = taps.shape
+    height, width = _out_shape(strides, pads, x, kernel)
+    weights = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
+
+    def frames(x: jax.Array) -> jax.Array:
+        blocks = _to_blocks(strides, pads, kernel.shape, x)
+        y = blocks @ weights
+        shifted = [
+            y[:, i : i + height, j : j + width, (i * columns + j) * out :][..., :out]
+            for i, j in np.ndindex(rows, columns)
+        ]
+        return sum(shifted[1:], shifted[0]).astype(kernel.dtype)
+
+    return _by_chunks(frames, height * width * weights.shape[1], x)
+
+
+def _cpu_dx(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
+    taps = _kernel_to_blocks(strides, kernel)
+    rows, columns, channels, out = taps.shape
+    weights = taps.transpose(3, 0, 1, 2).reshape(out, -1)
+
+    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
+        # Without the barrier every product would be fused into its nine readers.
+        t = lax.optimization_barrier(dy.astype(jnp.float32) @ weights)
+        dblocks = [
+            jnp.pad(
+                t[..., (i * columns + j) * channels :][..., :channels],
+                ((0, 0), (i, rows - 1 - i), (j, columns - 1 - j), (0, 0)),
+            )
+            for i, j in np.ndindex(rows, columns)
+        ]
+        to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
+        return jax.vjp(to_blocks, x)[1](sum(dblocks[1:], dblocks[0]))[0]
+
+    return _by_chunks(frames, math.prod(dy.shape[1:3]) * weights.shape[1], x, dy)
+
+
+def _cpu_dkernel(
+    strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.Array
+) -> jax.Array:
+    to_taps = partial(_kernel_to_blocks, strides)
+    taps, from_taps = jax.vjp(to_taps, kernel)
+    rows, columns, channels, out = taps.shape
+    height, width = dy.shape[1:3]
+
+    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
+        blocks = _to_blocks(strides, pads, kernel.shape, x)
+        dy = dy.astype(jnp.float32).reshape(-1, out)
+        products = [
+            dy.T @ blocks[:, i : i + height, j : j + width].reshape(-1, channels)
+            for i, j in np.ndindex(rows, columns)
+        ]
+        return jnp.stack(products)[None]
+
+    blocks = math.prod(dy.shape[1:3]) * channels * rows * columns
+    dtaps = _by_chunks(frames, blocks, x, dy).sum(0)
+    return from_taps(dtaps.transpose(0, 2, 1).reshape(taps.shape))[0]
+
+
+def _out_shape(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> Pair:
+    height, width = (
+        (n + low + high - k) // s + 1
+        for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel.shape, strides, strict=False)
+    )
+    return height, width
+
+
+def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: jax.Array) -> jax.Array:
+    """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1."""
+    batch, channels = x.shape[0], x.shape[3]
+    fit = []
+    counts = []
+    for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel_shape, strides, strict=False):
+        count = (n + low + high - k) // s + -(-k // s)
+        counts.append(count)
+        fit.append((low, count * s - n - low, 0))
+    x = lax.pad(x.astype(jnp.float32), jnp.float32(0), ((0, 0, 0), *fit, (0, 0, 0)))
+    (rows, columns), (down, right) = counts, strides
+    x = x.reshape(batch, rows, down, columns, right * channels).transpose(0, 1, 3, 2, 4)
+    return x.reshape(batch, rows, columns, down * right * channels)
+
+
+def _kernel_to_blocks(strides: Pair, kernel: jax.Array) -> jax.Array:
+    """The kernel that does on the blocks, with stride 1, what `kernel` does on the pixels."""
+    height, width, channels, out = kernel.shape
+    down, right = strides
+    rows, columns = -(-height // down), -(-width // right)
+    kernel = jnp.pad(
+        kernel.astype(jnp.float32),
+        ((0, rows * down - height), (0, columns * right - width), (0, 0), (0, 0)),
+    )
+    kernel = kernel.reshape(rows, down, columns, right, channels, out).transpose(0, 2, 1, 3, 4, 5)
+    return kernel.reshape(rows, columns, down * right * channels, out)
+
+
+def _by_chunks(f: Callable[..., jax.Array], size: int, *arrays: jax.Array) -> jax.Array:
+    """Concatenation of f over chunks of frames; size: floats that f holds per frame."""
+    batch = arrays[0].shape[0]
+    limit = max(1, min(batch, _CHUNK_BYTES // (4 * size)))
+    count = -(-batch // limit)
+    chunk = next((n for n in range(limit, limit // 2, -1) if batch % n == 0), batch // count)
+    whole = batch // chunk * chunk
+    if whole == chunk:
+        return f(*arrays)
+    split = [a[:whole].reshape(-1, chunk, *a.shape[1:]) for a in arrays]
+    y = lax.map(lambda chunks: f(*chunks), split)
+    y = y.reshape(-1, *y.shape[2:])
+    return y if whole == batch else jnp.concatenate([y, f(*(a[whole:] for a in arrays))])
+
+
+# Max pooling.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
+    return lax.platform_dependent(
+        x,
+        cpu=partial(_cpu_max_pool, window, strides, pads),
+        default=partial(_native_max_pool, window, strides, pads),
+    )
+
+
+def _max_pool_fwd(
+    window: Pair, strides: Pair, pads: Pads, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _max_pool(window, strides, pads, x), x
+
+
+def _max_pool_bwd(
+    window: Pair, strides: Pair, pads: Pads, x: jax.Array, dy: jax.Array
+) -> tuple[jax.Array]:
+    def native(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(partial(_native_max_pool, window, strides, pads), x)[1](dy)[0]
+
+    cpu = partial(_cpu_max_pool_dx, window, strides, pads)
+    return (lax.platform_dependent(x, dy, cpu=cpu, default=native),)
+
+
+_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
+
+
+def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
     return lax.reduce_window(
-        x, -float("inf"), lax.max, (1, size, size, 1), (1, stride, stride, 1), "SAME"
+        x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), ((0, 0), *pads, (0, 0))
     )
+
+
+def _slices(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> list[jax.Array]:
+    """For each position in the window, in row-major order, its pixels in all windows."""
+    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
+    down, right = strides
+    return [
+        padded[:, i : i + last[0] + 1 : down, j : j + last[1] + 1 : right]
+        for i, j in np.ndindex(*window)
+    ]
+
+
+def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
+    pixels = _slices(window, strides, pads, x)
+    y = pixels[0]
+    for pixel in pixels[1:]:
+        y = lax.max(y, pixel)
+    return y
+
+
+def _cpu_max_pool_dx(
+    window: Pair, strides: Pair, pads: Pads, x: jax.Array, dy: jax.Array
+) -> jax.Array:
+    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
+        pixels, put = jax.vjp(partial(_slices, window, strides, pads), x)
+        best, first = pixels[0], jnp.zeros(dy.shape, jnp.int32)
+        for n, pixel in enumerate(pixels[1:], 1):
+            first = jnp.where(pixel > best, n, first)
+            best = lax.max(best, pixel)
+        first = lax.optimization_barrier(first)
+        return put([jnp.where(first == n, dy, 0) for n in range(len(pixels))])[0]
+
+    return _by_chunks(frames, math.prod(x.shape[1:]), x, dy)

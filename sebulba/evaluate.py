@@ -12,10 +12,8 @@ from sebulba import algorithms
 from sebulba.checkpoint import Checkpointer
 from sebulba.config import ConfigError
 from sebulba.inference import EpisodeTracker
-from sebulba.learners import make_optimiser
 from sebulba.rundir import checkpoints_in, last_checkpoint, load_config
 from sebulba.runner import MakeEnv, default_make_env, probe
-from sebulba.topology import Topology
 from sebulba.types import Agent, Params
 
 MAX_ENVS = 32
@@ -58,17 +56,15 @@ def evaluate_run(
     Raises:
       ConfigError: it is no run directory, or holds no checkpoint.
     """
+    _check(episodes, seed)
     config = load_config(directory)
     update = last_checkpoint(directory)
     make_env = default_make_env(config)
     spec = probe(make_env)
     agent = algorithms.make_agent(config, spec, greedy=greedy)
-    topology = Topology.split(1, devices=jax.local_devices()[:1])
-    optimiser = make_optimiser(config.optimiser, 1)
-    learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
-    state = learner.init(jax.random.key(0))
-    state, _ = Checkpointer(checkpoints_in(directory)).restore(update, state)
-    result = evaluate(agent, learner.params(state), make_env, episodes, seed=seed)
+    fresh = jax.jit(agent.init)(jax.random.key(0))
+    params = Checkpointer(checkpoints_in(directory)).restore_params(update, fresh)
+    result = evaluate(agent, params, make_env, episodes, seed=seed)
     return dataclasses.replace(result, update=update)
 
 
@@ -83,8 +79,7 @@ def evaluate(
     Raises:
       ConfigError: ``episodes`` is not above 0.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes is {episodes}: it must be above 0. Set it with --episodes.")
+    _check(episodes, seed)
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
@@ -110,3 +105,10 @@ def evaluate(
         env.close()
     returns, lengths = zip(*ended, strict=True)
     return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _check(episodes: int, seed: int) -> None:
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}: it must be above 0. Set it with --episodes.")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed}: it must be from 0 to 2**32 - 1. Set it with --seed.")

@@ -12,6 +12,7 @@ from sebulba.config import (
     NetworkConfig,
     OptimiserConfig,
     R2D2Config,
+    ReplayCheckpointConfig,
     ReplayConfig,
     VTraceConfig,
 )
@@ -19,10 +20,10 @@ from sebulba.config import (
 _CATCH = VTraceConfig(
     preset="vtrace-catch",
     env="sebulba/Catch",
-    total_steps=300_000,
+    total_steps=200_000,
     envs_per_actor=32,
     batch_size=32,
-    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3),
+    optimiser=OptimiserConfig(name="adam", learning_rate=5e-3),
     checkpoint=CheckpointConfig(every=200),
 )
 
@@ -90,7 +91,7 @@ _R2D2_CATCH = R2D2Config(
         name="adam", learning_rate=1e-3, decay_to_zero=False, max_gradient_norm=10.0
     ),
     replay=ReplayConfig(capacity=10_000, min_size=500, ratio=1.0),
-    checkpoint=CheckpointConfig(every=500),
+    checkpoint=ReplayCheckpointConfig(every=500),
     log_every=100,
 )
 

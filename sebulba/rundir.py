@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from sebulba.algorithms import CONFIGS
 from sebulba.checkpoint import Checkpointer, Counts
 from sebulba.config import Config, ConfigError, from_json, to_json
 from sebulba.metrics import MetricsWriter
 
-_SHAPING = ("env", "env_options", "atari_protocol", "network")
-"""Config fields that a resumed run cannot change: parameters depend on them."""
+_SHAPING = ("env", "env_options", "atari_protocol", "network", "optimiser.name")
+"""Config fields that a resumed run cannot change: what a checkpoint holds depends on them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """What a run writes to; both are None where there is no directory."""
+    """What a run writes to; all are None where there is no directory."""
 
+    path: Path | None = None
     checkpoints: Checkpointer | None = None
     metrics: MetricsWriter | None = None
 
@@ -47,7 +50,12 @@ class RunDirectory:
             checkpoints = Checkpointer(checkpoints_in(config.out), config.checkpoint.keep)
             metrics = MetricsWriter(config.out, resumed)
         with metrics:
-            yield cls(checkpoints, metrics)
+            yield cls(config.out, checkpoints, metrics)
+
+    def memory(self, updates: int) -> Path:
+        """Where this host's learner keeps its memory (a replay) of a checkpoint."""
+        assert self.path is not None
+        return self.path / "replay" / f"host-{jax.process_index()}" / str(updates)
 
     def restore(self, state: Any) -> tuple[int, Any, Counts]:
         """Updates, state and counts of the last complete checkpoint."""
@@ -75,7 +83,10 @@ def load_config(directory: Path) -> Config:
             f"{directory} is not a run directory: it has no config.json. Give the directory "
             "that --out named when training."
         )
-    return from_json(path.read_text(), CONFIGS)
+    try:
+        return from_json(path.read_text(), CONFIGS)
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be used: {error}") from error
 
 
 def last_checkpoint(directory: Path) -> int:
@@ -107,14 +118,38 @@ def check_resumable(config: Config) -> int:
             f"{config.out} was trained with {type(saved).__name__} and cannot be resumed with "
             f"{type(config).__name__}: choose the preset that wrote it ({saved.preset})."
         )
-    for name in _SHAPING:
-        before, now = getattr(saved, name), getattr(config, name)
-        if before != now:
+    before, now = _shaping(saved), _shaping(config)
+    for name in before:
+        if before[name] != now[name]:
             raise ConfigError(
-                f"{config.out} was trained with {name} = {before}, not {now}: a resumed run keeps "
-                "its network and environment. Drop that option, or train in another --out."
+                f"{config.out} was trained with {name} = {before[name]}, not {now[name]}: a "
+                "resumed run keeps its network, environment and optimiser. Drop that option, or "
+                "train in another --out."
             )
-    return last_checkpoint(config.out)
+    return _unfinished(config.out, config.total_steps)
+
+
+def _shaping(config: Config) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    fields |= {
+        f"{group}.{name}": value
+        for group, values in fields.items()
+        if isinstance(values, dict) and group != "env_options"
+        for name, value in values.items()
+    }
+    chosen = {name for name in fields if name in _SHAPING or name.startswith("network.")}
+    return {name: fields[name] for name in sorted(chosen - {"network"})}
+
+
+def _unfinished(directory: Path, total_steps: int) -> int:
+    update = last_checkpoint(directory)
+    steps = Checkpointer(checkpoints_in(directory)).counts(update)["steps"]
+    if steps >= total_steps:
+        raise ConfigError(
+            f"total_steps is {total_steps}, but the run in {directory} has done {steps:.0f} "
+            "steps: there is nothing to resume. Set the steps in all with --total-steps."
+        )
+    return update
 
 
 @contextlib.contextmanager

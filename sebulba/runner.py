@@ -102,14 +102,20 @@ def default_make_env(config: Config) -> MakeEnv:
     """The environments that ``config`` names; with the last action for recurrent networks."""
 
     def make_env(num_envs: int, seed: int) -> Env:
-        env = envs.make(
-            config.env,
-            num_envs,
-            seed=seed,
-            num_threads=config.env_threads,
-            options=config.env_options,
-            atari_protocol=config.atari_protocol,
-        )
+        try:
+            env = envs.make(
+                config.env,
+                num_envs,
+                seed=seed,
+                num_threads=config.env_threads,
+                options=config.env_options,
+                atari_protocol=config.atari_protocol,
+            )
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
+                "each must have the type that the environment wants. Set them with --env-options."
+            ) from error
         return envs.PreviousAction(env) if config.network.core == "lstm" else env
 
     return make_env
@@ -153,6 +159,8 @@ class _Run:
         self._checkpoints = directory.checkpoints
         self._metrics = directory.metrics
         self.rows: list[Row] = []
+        self._directory = directory
+        self._notes = [learner.describe()]
         self._state = learner.init(jax.random.key(config.seed))
         self.updates = 0
         self._turn = 0
@@ -160,6 +168,8 @@ class _Run:
         if config.resume:
             self.updates, self._state, counts = directory.restore(self._state)
             self._turn = int(counts["turn"])
+            self._notes.append(learner.load_memory(directory.memory(self.updates)))
+        self._logged_turn = self._turn
         lanes = len(topology.inference) * config.actors_per_device
         self._schedule = Schedule(
             lanes, config.batch_size // config.envs_per_actor, self._turn, config.policy_lag
@@ -187,10 +197,15 @@ class _Run:
             group.on_stop(slot.shutdown)
         with self._interrupt.listen():
             try:
+                for note in filter(None, self._notes):
+                    display.message(note)
                 self._publish()
                 self._start_actors(group)
                 with contextlib.suppress(ShutDown):
                     self._learn(display)
+            except Exception as error:
+                error.add_note(f"in the learner, update {self.updates}")
+                raise
             finally:
                 group.close()
             self._finish(display)
@@ -215,16 +230,23 @@ class _Run:
                 self._collect(under_way=1)
             self._turn += 1
             self._publish()
-            self._collect(under_way=1)
-            if self._turn % config.log_every == 0:
+            logs_now = self._turn % config.log_every == 0
+            saves_now = self._turn % config.checkpoint.every == 0
+            # What is written about a turn is complete: nothing of it stays under way.
+            self._collect(under_way=0 if logs_now or saves_now else 1)
+            if logs_now:
                 self._log(display)
-            if self._turn % config.checkpoint.every == 0:
+            if saves_now:
                 self._save()
+            if self._checkpoints is not None:
+                self._checkpoints.check()
 
     def _finish(self, display: Progress) -> None:
         self._collect(under_way=0)
-        self._log(display)
+        if self._turn > self._logged_turn:
+            self._log(display)
         self._save()
+        self._learner.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
 
@@ -267,11 +289,10 @@ class _Run:
     def _log(self, display: Progress) -> None:
         row = self._meter.row(self.updates) | self._learner.metrics() | self._epsilons()
         self.rows.append(row)
+        self._logged_turn = self._turn
         if self._metrics is not None:
             self._metrics.write(row)
         display.update(row)
-        if self._checkpoints is not None:
-            self._checkpoints.check()
 
     def _epsilons(self) -> Row:
         if self._exploration is None:
@@ -282,7 +303,9 @@ class _Run:
     def _save(self) -> None:
         if self._checkpoints is not None:
             counts = {"turn": self._turn, **self._meter.count()}
-            self._checkpoints.save(self.updates, self._state, counts)
+            params = self._learner.params(self._state)
+            self._checkpoints.save(self.updates, self._state, params, counts)
+            self._learner.save_memory(self._directory.memory(self.updates))
 
     def _start_actors(self, group: ThreadGroup) -> None:
         config = self._config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -55,8 +56,27 @@ class Learner(Protocol):
     def update(self, state: Any) -> tuple[Any, Logs]:
         """One update; ``state`` is donated. The logs are scalars."""
 
+    # What follows has defaults, for learners that keep nothing but their state.
+
     def metrics(self) -> dict[str, float]:
         """More numbers for a row of metrics, of this host; counted, not measured on a device."""
+        return {}
+
+    def describe(self) -> str | None:
+        """A line to print at the start."""
+        return None
+
+    def save_memory(self, path: Path) -> None:
+        """Start writing what is no part of the state, such as a replay, to ``path``."""
+        return None
+
+    def load_memory(self, path: Path) -> str | None:
+        """Read what ``save_memory`` wrote; a line to print where that could not be."""
+        return None
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        return None
 
 
 def make_optimiser(config: OptimiserConfig, num_updates: int) -> optax.GradientTransformation:

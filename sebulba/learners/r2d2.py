@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,11 @@ import optax
 from jax import lax
 
 from sebulba import losses
-from sebulba.config import ConfigError, R2D2Config
+from sebulba.config import R2D2Config
 from sebulba.learners.base import (
     Batch,
     Delivery,
+    Learner,
     Logs,
     LossOutput,
     SynchronisedUpdate,
@@ -23,19 +25,11 @@ from sebulba.learners.base import (
     assemble,
     clip_rewards,
 )
-from sebulba.learners.memory import check_memory
-from sebulba.learners.replay import ReplayShard, Sample
-from sebulba.learners.storage import (
-    Block,
-    DeviceStorage,
-    Geometry,
-    HostStorage,
-    Sequences,
-    block_of,
-    nbytes,
-)
+from sebulba.learners.host_replay import HostReplay
+from sebulba.learners.replay import Sample
+from sebulba.learners.storage import Sequences
 from sebulba.topology import Topology
-from sebulba.types import Agent, Params, State, Timestep, Trajectory
+from sebulba.types import Agent, EnvSpec, Params, State, Timestep, Trajectory
 
 
 class R2D2State(NamedTuple):
@@ -56,7 +50,7 @@ class ReplayBatch(NamedTuple):
 _BATCH_AXES: Any = ReplayBatch(Sequences(0, 0, 0), 0)  # type: ignore[arg-type]
 
 
-class R2D2Learner:
+class R2D2Learner(Learner):
     """Inserts every unroll into the replay, and updates as often as the replay ratio says.
 
     The agent's ``unroll`` must return Q values ``[T, B, A]`` on the rescaled axis, and its
@@ -67,33 +61,25 @@ class R2D2Learner:
         self,
         config: R2D2Config,
         agent: Agent,
+        spec: EnvSpec,
         optimiser: optax.GradientTransformation,
         topology: Topology,
     ) -> None:
-        """The replay is allocated when the first unroll comes.
+        """Allocates the replay.
 
         Raises:
-          ConfigError: the batch does not divide over the learner devices.
+          ConfigError: the batch does not divide over the learner devices, or memory is short.
         """
         self._config = config
         self._agent = agent
         self._optimiser = optimiser
         self._topology = topology
-        self._num_lanes = len(topology.inference) * config.actors_per_device
-        self._per_device = _divide(config, topology)
+        self.replay = HostReplay(config, agent, spec, topology)
         self._synchronised = SynchronisedUpdate(
-            Batch(_BATCH_AXES, self.loss),
-            optimiser,
-            topology,
-            config.gradient_accumulation,
+            Batch(_BATCH_AXES, self.loss), optimiser, topology, config.gradient_accumulation
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
         self._errors = jax.jit(self._errors_at_collection)
-        self._shards: list[ReplayShard] = []
-        self._inserted = 0
-        self._updates_due = 0.0
-        self._updates_done = 0
-        self._sampled = 0
         self._prefetched: list[Sample] | None = None
         self._in_flight: tuple[list[Sample], list[jax.Array]] | None = None
 
@@ -114,58 +100,43 @@ class R2D2Learner:
 
     def add(self, deliveries: Sequence[Delivery]) -> int:
         """Insert; the updates due follow from the sequences inserted, by counting."""
-        completed = 0
-        for delivery in deliveries:
-            if not self._shards:
-                self._allocate(delivery.parts)
-            for shard, part in zip(self._shards, delivery.parts, strict=True):
-                completed += shard.insert(delivery.lane, part, self._errors(part), self._priority)
-        config = self._config
-        self._inserted += completed
-        if self._inserted < config.replay.min_size:
-            return 0
-        self._updates_due += completed * config.replay.ratio / config.sequences_per_update
-        due = int(self._updates_due)
-        self._updates_due -= due
-        return due
+        return self.replay.insert(deliveries, self._errors, self._priority)
 
     def update(self, state: R2D2State) -> tuple[R2D2State, Logs]:
         """One update on a batch from the replay; ``state`` is donated."""
-        samples = self._prefetched or self._sample()
-        batch = assemble(
-            [
-                self._batch(sample, shard)
-                for sample, shard in zip(samples, self._shards, strict=True)
-            ],
-            _BATCH_AXES,
-            self._topology,
-        )
-        batch = batch._replace(weights=_normalised(batch.weights))
+        samples = self._prefetched or self.replay.sample()
+        batch = self._batch(samples)
         train, logs, priorities = self._synchronised(state.train, batch, state.target)
         target, updates = self._update_target(state.target, train.params, state.updates)
         # While the devices work: the priorities of the update before, and the next batch.
         self._write_back()
         self._in_flight = (samples, priorities)
-        self._prefetched = self._sample()
-        self._updates_done += 1
+        self._prefetched = self.replay.sample()
         return R2D2State(train, target, updates), logs
 
     def metrics(self) -> dict[str, float]:
         """Size and use of this host's replay, and quantiles of its priorities."""
-        size = sum(shard.size for shard in self._shards)
-        row = {
-            "replay_size": size,
-            "replay_ratio": self._updates_done
-            * self._config.sequences_per_update
-            / max(1, self._inserted),
-        }
-        powers = [shard.priorities.powers[shard.priorities.powers > 0] for shard in self._shards]
-        if size:
-            exponent = max(self._config.replay.priority_exponent, 1e-9)
-            for quantile in (0.1, 0.5, 0.9):
-                value = np.quantile(np.concatenate(powers), quantile) ** (1 / exponent)
-                row[f"priority_quantile_{round(100 * quantile)}"] = float(value)
-        return row
+        return self.replay.metrics()
+
+    def describe(self) -> str:
+        """What the replay takes."""
+        return self.replay.memory
+
+    def save_memory(self, path: Path) -> None:
+        """Write the replay, where ``config.checkpoint.replay`` says so."""
+        if self._config.checkpoint.replay:
+            self._write_back()
+            self.replay.save(path)
+
+    def load_memory(self, path: Path) -> str | None:
+        """Read the replay, where ``config.checkpoint.replay`` says so."""
+        if not self._config.checkpoint.replay or self.replay.load(path):
+            return None
+        return f"no replay of this size in {path}: it starts empty"
+
+    def close(self) -> None:
+        """Wait for the replay to be written."""
+        self.replay.finish()
 
     def loss(
         self, params: Params, target_params: Params, batch: ReplayBatch
@@ -237,51 +208,30 @@ class R2D2Learner:
         priorities: np.ndarray = eta * errors.max(axis=0) + (1 - eta) * errors.sum(axis=0) / valid
         return priorities
 
-    def _batch(self, sample: Sample, shard: ReplayShard) -> ReplayBatch:
-        """A shard's part of the batch; the devices normalise its weights."""
-        weights = losses.importance_weights(
-            sample.probabilities, shard.size, self._config.replay.importance_exponent
-        )
-        (device,) = sample.sequences.action.devices()
-        return ReplayBatch(sample.sequences, jax.device_put(np.float32(weights), device))
-
-    def _sample(self) -> list[Sample]:
-        """One sample of each shard. Random numbers follow from the number of the update."""
-        samples = []
-        for number, shard in enumerate(self._shards):
-            where = jax.process_index() * len(self._shards) + number
-            random = np.random.default_rng([self._config.seed, where, self._sampled])
-            samples.append(shard.sample(self._per_device, random))
-        self._sampled += 1
-        return samples
+    def _batch(self, samples: Sequence[Sample]) -> ReplayBatch:
+        """The global batch, with weights normalised by the largest of all hosts."""
+        parts = []
+        for sample, size in zip(samples, self.replay.sizes(), strict=True):
+            weights = losses.importance_weights(
+                sample.probabilities, size, self._config.replay.importance_exponent
+            )
+            (device,) = sample.sequences.action.devices()
+            placed = jax.device_put(np.float32(weights), device)
+            parts.append(ReplayBatch(sample.sequences, placed))
+        batch: ReplayBatch = assemble(parts, _BATCH_AXES, self._topology)
+        return batch._replace(weights=_normalised(batch.weights))
 
     def _write_back(self) -> None:
-        """Priorities of the update under way go to the shards."""
+        """Priorities of the update under way go to the replay."""
         if self._in_flight is None:
             return
         samples, pieces = self._in_flight
-        devices = self._topology.learners
-        for device, shard, sample in zip(devices, self._shards, samples, strict=True):
-            priorities = [local_data(piece, device) for piece in pieces]
-            shard.update(sample, np.concatenate(jax.device_get(priorities)))
-
-    def _allocate(self, parts: Sequence[Trajectory]) -> None:
-        config = self._config
-        num_envs = parts[0].timestep.first.shape[1]
-        span = config.sequence_length // config.unroll_length
-        per_shard = self._num_lanes * num_envs
-        slots = -(-config.replay.capacity // (per_shard * len(parts))) + span
-        geometry = Geometry(self._num_lanes, slots, num_envs, span)
-        shapes: Block = jax.eval_shape(block_of, parts[0])
-        needed = nbytes(shapes, geometry) * len(parts)
-        check_memory(needed, config.replay.placement, self._topology.learners)
-        storage = HostStorage if config.replay.placement == "host" else DeviceStorage
-        for device in self._topology.learners:
-            self._shards.append(
-                ReplayShard(
-                    storage(shapes, geometry, device), geometry, config.replay.priority_exponent
-                )
-            )
+        self._in_flight = None
+        priorities = [
+            np.concatenate(jax.device_get([local_data(piece, device) for piece in pieces]))
+            for device in self._topology.learners
+        ]
+        self.replay.update(samples, priorities)
 
     def _next_target(
         self, target: Params, params: Params, updates: jax.Array
@@ -294,8 +244,8 @@ class R2D2Learner:
 
 def local_data(array: jax.Array, device: jax.Device) -> jax.Array:
     """The shard of a global array that is on ``device``."""
-    (data,) = [shard.data for shard in array.addressable_shards if shard.device == device]
-    return data
+    data: list[jax.Array] = [s.data for s in array.addressable_shards if s.device == device]
+    return data[0]
 
 
 @jax.jit
@@ -307,16 +257,3 @@ def _normalised(weights: jax.Array) -> jax.Array:
 def _time_major(sequences: Sequences) -> tuple[Timestep, jax.Array]:
     timestep: Timestep = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), sequences.timestep)
     return timestep, sequences.action.swapaxes(0, 1)
-
-
-def _divide(config: R2D2Config, topology: Topology) -> int:
-    """Sequences of one update for each learner device."""
-    learners = len(topology.learners)
-    per_device, rest = divmod(config.sequences_per_update, learners)
-    if rest or per_device % config.gradient_accumulation:
-        raise ConfigError(
-            f"sequences_per_update {config.sequences_per_update} does not divide over {learners} "
-            f"learner devices in {config.gradient_accumulation} piece(s): make it a multiple of "
-            f"{learners * config.gradient_accumulation}."
-        )
-    return per_device

@@ -73,7 +73,7 @@ def block_of(trajectory: Trajectory) -> Block:
 def nbytes(shapes: Block, geometry: Geometry) -> int:
     """Memory of a storage whose blocks have ``shapes`` ``[B, ...]``."""
     per_slot = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    return per_slot * geometry.lanes * geometry.slots
+    return int(per_slot * geometry.lanes * geometry.slots)
 
 
 class HostStorage:

@@ -15,6 +15,7 @@ from sebulba.learners.base import (
     TRAJECTORY_AXES,
     Batch,
     Delivery,
+    Learner,
     Logs,
     LossOutput,
     SynchronisedUpdate,
@@ -27,7 +28,7 @@ from sebulba.topology import Topology
 from sebulba.types import Agent, ArrayTree, Params, Trajectory
 
 
-class VTraceLearner:
+class VTraceLearner(Learner):
     """One update for each turn of trajectories.
 
     The agent's ``unroll`` must return an output with ``policy`` and ``value``, and its ``act``
@@ -82,10 +83,6 @@ class VTraceLearner:
         """One synchronised update on this turn's trajectories; ``state`` is donated."""
         state, logs, _ = self.synchronised(state, self._turn)
         return state, logs
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing more."""
-        return {}
 
     def loss(
         self, params: Params, _: ArrayTree, trajectories: tuple[Trajectory, ...]
