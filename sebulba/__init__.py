@@ -36,8 +36,7 @@ from sebulba.types import (
     Timestep,
     Trajectory,
 )
-
-__version__ = "0.1.0"
+from sebulba.version import __version__
 
 __all__ = [
     "ActorOutput",
@@ -63,6 +62,7 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "VTraceConfig",
+    "__version__",
     "distributions",
     "envs",
     "evaluate",

@@ -1,7 +1,8 @@
-"""The command line: ``sebulba train | eval | presets``."""
+"""The command line: ``sebulba train | eval | presets | pod``."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import sys
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sebulba import presets, runner
+from sebulba import distributed, pod, presets, runner
 from sebulba.config import Config, ConfigError
 from sebulba.evaluate import evaluate_run
 from sebulba.rundir import load_config
@@ -26,6 +27,11 @@ usage: sebulba COMMAND ...
   sebulba train PRESET [options]   train; sebulba train PRESET --help lists every option
   sebulba eval RUN_DIR [options]   play whole episodes with a run's last checkpoint
   sebulba presets                  list the presets
+  sebulba pod --hosts N -- train PRESET [options]
+                                   train in N processes on this machine
+
+On several hosts, start the same train command on each of them. JAX finds the others on Cloud TPU
+slices and under SLURM; elsewhere, add --coordinator HOST:PORT --num-processes N --process-id I.
 """
 INTERRUPTED = 130
 
@@ -33,7 +39,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 2 where the input is wrong, 130 where interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"train": _train, "eval": _evaluate, "presets": _presets}
+    commands = {"train": _train, "eval": _evaluate, "presets": _presets, "pod": _pod}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         sys.exit(0 if words else 2)
@@ -63,7 +69,14 @@ def _train(words: list[str]) -> None:
             "See: sebulba presets."
         )
     default = presets.get(words[0])
-    config = parse(default, words[1:])
+    launch, options = _launch(words[1:])
+    config = parse(default, options)
+    distributed.initialise(launch.coordinator, launch.num_processes, launch.process_id)
+    if config.out is None and distributed.num_hosts() > 1:
+        raise ConfigError(
+            f"out is None, but {distributed.num_hosts()} hosts write one run directory: name a "
+            "place that all of them reach with --out."
+        )
     if config.out is None and not config.resume:
         config = dataclasses.replace(config, out=_new_directory(config))
     try:
@@ -75,7 +88,17 @@ def _train(words: list[str]) -> None:
         )
         raise
     assert config.out is not None
-    _report(config.out, result.metrics)
+    if distributed.is_lead():
+        _report(config.out, result.metrics)
+
+
+def _launch(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """How this process joins others, which is no part of the config, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--coordinator")
+    parser.add_argument("--num-processes", type=int)
+    parser.add_argument("--process-id", type=int)
+    return parser.parse_known_args(words)
 
 
 def parse(default: Config, words: Sequence[str]) -> Config:
@@ -107,10 +130,42 @@ def _parse(default: Config, words: Sequence[str]) -> Config:
 
 
 @dataclasses.dataclass(frozen=True)
+class PodOptions:
+    """Run a command in several local processes, as hosts of a pod: for development and tests."""
+
+    hosts: int = 2
+    devices_per_host: int = 4
+    """CPU devices of each process."""
+
+
+def _pod(words: list[str]) -> None:
+    separator = words.index("--") if "--" in words else len(words)
+    options = tyro.cli(PodOptions, args=words[:separator], prog="sebulba pod")
+    command = words[separator + 1 :]
+    if command[:1] != ["train"]:
+        raise ConfigError(
+            f"the command is {command}: a pod trains. Write it after a --, as in: sebulba pod "
+            "--hosts 2 -- train vtrace-catch --out DIR"
+        )
+    if options.hosts < 1 or options.devices_per_host < 1:
+        raise ConfigError(
+            f"hosts is {options.hosts} and devices_per_host is {options.devices_per_host}: both "
+            "must be above 0."
+        )
+    exits = pod.run(options.hosts, options.devices_per_host, command)
+    failures = [end for end in exits if end.code != 0]
+    if failures:
+        first = failures[0]
+        how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
+        _say(f"host {first.host} ended first, with {how}")
+        sys.exit(first.code if first.code > 0 else 128 - first.code)
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalOptions:
     """Play whole episodes with the last checkpoint of a run and report the true return."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """The directory that --out named when training."""
     episodes: int = 100
     greedy: bool = False

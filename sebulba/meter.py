@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sebulba.inference.actor import Unroll
 
@@ -17,19 +20,24 @@ class Meter:
 
     Attributes:
       steps: real agent steps so far, over all hosts.
-      episodes: episodes ended so far.
+      episodes: episodes ended so far, over all hosts, up to the last row.
     """
 
     def __init__(
         self,
         frame_skip: int,
         num_actors: int,
+        gather: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers[None],
         *,
         steps: int = 0,
         episodes: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        """``steps``, ``episodes`` and ``seconds`` are those of the run that is resumed."""
+        """``num_actors`` are those of this host; ``gather`` stacks arrays of all hosts.
+
+        ``steps``, ``episodes`` and ``seconds`` are those of the run that is resumed.
+        """
+        self._gather = gather
         self.steps = steps
         self.episodes = episodes
         self._frame_skip = frame_skip
@@ -45,12 +53,10 @@ class Meter:
 
     def count(self) -> dict[str, float]:
         """What a checkpoint must hold for the next ``Meter`` to go on."""
-        episodes = self.episodes + len(self._ended)
-        return {"steps": self.steps, "episodes": episodes, "seconds": self.seconds}
+        return {"steps": self.steps, "episodes": self.episodes, "seconds": self.seconds}
 
-    def add_unrolls(self, unrolls: Sequence[Unroll], version: int, waited: float) -> None:
-        """Unrolls taken after ``waited`` seconds, when the parameters had ``version``."""
-        self._seconds["learner_queue_wait_seconds"] += waited
+    def add_unrolls(self, unrolls: Sequence[Unroll], version: int) -> None:
+        """Unrolls taken when the parameters had ``version``."""
         for unroll in unrolls:
             self._lags.append(version - unroll.version)
             self._ended += unroll.episodes
@@ -67,12 +73,23 @@ class Meter:
         for name, value in logs.items():
             self._logs[name] += float(value)
 
+    @contextlib.contextmanager
+    def timed(self, activity: str) -> Iterator[None]:
+        """Count the time inside the context as the learner's ``activity``."""
+        start = time.perf_counter()
+        yield
+        self._seconds[f"learner_{activity}_seconds"] += time.perf_counter() - start
+
     def row(self, update: int) -> Row:
-        """Everything since the last row; means are None where nothing was counted."""
+        """Everything since the last row, over all hosts; means are None where nothing counted."""
         elapsed = time.perf_counter() - self._since
         steps_per_second = (self.steps - self._steps_before) / elapsed
-        self.episodes += len(self._ended)
         self._recent.extend(episode_return for episode_return, _ in self._ended)
+        returns, lengths = zip(*self._ended, strict=True) if self._ended else ((), ())
+        means = self._means(returns, lengths, self._recent, self._lags)
+        longest = self._gather(np.array([max(self._lags, default=-1)])).max()
+        seconds = self._gather(np.array([self._seconds[key] for key in _SECONDS])).mean(axis=0)
+        self.episodes += means[0].number
         row: Row = {
             "update": update,
             "steps": self.steps,
@@ -81,16 +98,23 @@ class Meter:
             "steps_per_second": steps_per_second,
             "frames_per_second": steps_per_second * self._frame_skip,
             "episodes": self.episodes,
-            "episode_return_mean": _mean([episode[0] for episode in self._ended]),
-            "episode_length_mean": _mean([episode[1] for episode in self._ended]),
-            "episode_return_mean_100": _mean(self._recent),
-            "policy_lag_mean": _mean(self._lags),
-            "policy_lag_max": max(self._lags, default=None),
-            **{key: self._seconds[key] for key in ("learner_queue_wait_seconds", *_ACTOR_ROW)},
+            "episode_return_mean": means[0].mean,
+            "episode_length_mean": means[1].mean,
+            "episode_return_mean_100": means[2].mean,
+            "policy_lag_mean": means[3].mean,
+            "policy_lag_max": int(longest) if longest >= 0 else None,
+            **dict(zip(_SECONDS, seconds.tolist(), strict=True)),
             **{name: value / self._updates for name, value in self._logs.items()},
         }
         self._reset()
         return row
+
+    def _means(self, *samples: Collection[float]) -> list[_Mean]:
+        local = np.array([[sum(sample), len(sample)] for sample in samples], np.float64)
+        totals = self._gather(local).sum(axis=0)
+        return [
+            _Mean(int(count), float(total / count) if count else None) for total, count in totals
+        ]
 
     def _reset(self) -> None:
         self._since = time.perf_counter()
@@ -108,8 +132,14 @@ _ACTOR_KEYS = {
     "queue": "actor_queue_wait_seconds",
     "params": "actor_params_wait_seconds",
 }
-_ACTOR_ROW = tuple(_ACTOR_KEYS.values())
+_SECONDS = (
+    "learner_queue_wait_seconds",
+    "learner_update_seconds",
+    "learner_publish_seconds",
+    *_ACTOR_KEYS.values(),
+)
 
 
-def _mean(values: Sequence[float] | deque[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+class _Mean(NamedTuple):
+    number: int
+    mean: float | None

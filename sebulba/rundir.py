@@ -14,6 +14,7 @@ import jax
 from sebulba.algorithms import CONFIGS
 from sebulba.checkpoint import Checkpointer, Counts
 from sebulba.config import Config, ConfigError, from_json, to_json
+from sebulba.distributed import is_lead
 from sebulba.metrics import MetricsWriter
 
 _SHAPING = ("env", "env_options", "atari_protocol", "network", "optimiser.name")
@@ -44,12 +45,14 @@ class RunDirectory:
             return
         with _writable(config.out):
             resumed = check_resumable(config) if config.resume else None
-            if not config.resume:
-                _make(config.out)
-            _write_atomically(config.out / "config.json", to_json(config))
+            metrics = None
+            if is_lead():
+                if not config.resume:
+                    _make(config.out)
+                _write_atomically(config.out / "config.json", to_json(config))
+                metrics = MetricsWriter(config.out, resumed)
             checkpoints = Checkpointer(checkpoints_in(config.out), config.checkpoint.keep)
-            metrics = MetricsWriter(config.out, resumed)
-        with metrics:
+        with metrics or contextlib.nullcontext():
             yield cls(config.out, checkpoints, metrics)
 
     def memory(self, updates: int) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +12,12 @@ import jax
 import numpy as np
 import optax
 
-from sebulba import algorithms, envs
+from sebulba import algorithms, distributed, envs
 from sebulba.checkpoint import Counts
 from sebulba.config import Config, ConfigError, validate
 from sebulba.display import Progress
 from sebulba.inference import Actor, ActorProgram, ParamsSlot, Unroll
-from sebulba.learners import Delivery, Learner, count_steps, make_optimiser
+from sebulba.learners import Delivery, Learner, TurnCount, count_turn, make_optimiser
 from sebulba.meter import Meter, Row
 from sebulba.queues import ShutDown, TrajectoryQueue
 from sebulba.rundir import RunDirectory
@@ -90,10 +89,13 @@ def train(
         learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
     else:
         learner = make_learner(agent, spec, optimiser, topology)
+    distributed.agree(config)
     with RunDirectory.open(config) as directory:
         run = _Run(config, topology, make_env, spec, agent, learner, directory)
         title = f"{config.preset or type(config).__name__} · {config.env} · {topology}"
-        with Progress(config.total_steps, title, enabled=progress) as display:
+        with Progress(
+            config.total_steps, title, enabled=progress and distributed.is_lead()
+        ) as display:
             run.go(display)
     return TrainResult(run.local_params(), run.rows, agent, config, run.updates)
 
@@ -180,6 +182,7 @@ class _Run:
         self._meter = Meter(
             spec.frame_skip,
             lanes,
+            distributed.gather,
             steps=int(counts.get("steps", 0)),
             episodes=int(counts.get("episodes", 0)),
             seconds=counts.get("seconds", 0.0),
@@ -187,6 +190,7 @@ class _Run:
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt = Interrupt()
+        self._stop = False
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
 
     def go(self, display: Progress) -> None:
@@ -209,7 +213,7 @@ class _Run:
             finally:
                 group.close()
             self._finish(display)
-        if self._interrupt.signal is not None:
+        if self._stop or self._interrupt.signal is not None:
             raise KeyboardInterrupt
 
     def local_params(self) -> Params:
@@ -220,26 +224,42 @@ class _Run:
 
     def _learn(self, display: Progress) -> None:
         config = self._config
-        while self._meter.steps < config.total_steps and self._interrupt.signal is None:
-            deliveries = self._take()
-            self._pending.append((self._meter.add_steps, count_steps(deliveries, self._topology)))
-            for _ in range(self._learner.add(deliveries)):
-                self._state, logs = self._learner.update(self._state)
-                self.updates += 1
-                self._pending.append((self._meter.add_logs, logs))
-                self._collect(under_way=1)
+        while self._meter.steps < config.total_steps and not self._stop:
+            with self._meter.timed("queue_wait"):
+                deliveries = self._take()
+            with self._meter.timed("update"):
+                self._update(deliveries)
             self._turn += 1
-            self._publish()
-            logs_now = self._turn % config.log_every == 0
+            with self._meter.timed("publish"):
+                self._publish()
             saves_now = self._turn % config.checkpoint.every == 0
-            # What is written about a turn is complete: nothing of it stays under way.
-            self._collect(under_way=0 if logs_now or saves_now else 1)
-            if logs_now:
+            # A checkpoint's counts are those of the last row.
+            if saves_now or self._turn % config.log_every == 0:
+                self._collect(under_way=0)
                 self._log(display)
             if saves_now:
                 self._save()
             if self._checkpoints is not None:
                 self._checkpoints.check()
+
+    def _update(self, deliveries: list[Delivery]) -> None:
+        """This turn's updates, in step with the other hosts.
+
+        Results of the last update arrive while the next one runs: at most two are under way.
+        """
+        interrupted = self._interrupt.signal is not None
+        count = count_turn(deliveries, interrupted, self._topology)
+        self._pending.append((self._count_turn, count))
+        for _ in range(self._learner.add(deliveries)):
+            self._state, logs = self._learner.update(self._state)
+            self.updates += 1
+            self._pending.append((self._meter.add_logs, logs))
+            self._collect(under_way=1)
+        self._collect(under_way=1)
+
+    def _count_turn(self, count: TurnCount) -> None:
+        self._meter.add_steps(count.steps)
+        self._stop = self._stop or bool(count.interrupts)
 
     def _finish(self, display: Progress) -> None:
         self._collect(under_way=0)
@@ -251,10 +271,9 @@ class _Run:
             self._checkpoints.close()
 
     def _take(self) -> list[Delivery]:
-        start = time.perf_counter()
         lanes = self._schedule.lanes_of(self._turn)
         unrolls = [self._take_from(lane) for lane in lanes]
-        self._meter.add_unrolls(unrolls, self._turn, time.perf_counter() - start)
+        self._meter.add_unrolls(unrolls, self._turn)
         return [Delivery(lane, unroll.parts) for lane, unroll in zip(lanes, unrolls, strict=True)]
 
     def _take_from(self, lane: int) -> Unroll:
@@ -278,7 +297,9 @@ class _Run:
             take_in(jax.device_get(arrays))
 
     def _poll(self) -> None:
-        if self._interrupt.signal is not None or self._queue.is_down():
+        # With several hosts, all must see the interrupt at the same turn (``_count_turn``).
+        alone = self._topology.num_hosts == 1
+        if self._queue.is_down() or (alone and self._interrupt.signal is not None):
             raise ShutDown
 
     def _publish(self) -> None:

@@ -9,9 +9,10 @@ from sebulba.learners.base import (
     LossOutput,
     SynchronisedUpdate,
     TrainState,
+    TurnCount,
     assemble,
     concatenate,
-    count_steps,
+    count_turn,
     make_optimiser,
 )
 from sebulba.learners.r2d2 import R2D2Learner
@@ -25,9 +26,10 @@ __all__ = [
     "R2D2Learner",
     "SynchronisedUpdate",
     "TrainState",
+    "TurnCount",
     "VTraceLearner",
     "assemble",
     "concatenate",
-    "count_steps",
+    "count_turn",
     "make_optimiser",
 ]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -139,7 +140,7 @@ class SynchronisedUpdate:
         self._pieces = pieces
         self._whole = jax.jit(self._update, donate_argnums=0)
         self._piece = jax.jit(self._accumulate, donate_argnums=2)
-        self._apply = jax.jit(self._finish, donate_argnums=(0, 1))
+        self._apply = jax.jit(self._finish, donate_argnums=0)
         self._indices: list[jax.Array] = [
             jax.device_put(jnp.int32(i), topology.replicated()) for i in range(pieces)
         ]
@@ -248,19 +249,34 @@ def clip_rewards(rewards: jax.Array, limit: float | None) -> jax.Array:
     return rewards if limit is None else jnp.clip(rewards, -limit, limit)
 
 
-def count_steps(deliveries: Sequence[Delivery], topology: Topology) -> jax.Array:
-    """Real agent steps of all hosts, int32 ``[]``: not the ignored auto-reset ones."""
+class TurnCount(NamedTuple):
+    """What all hosts know of a turn, int32 ``[]``.
+
+    Attributes:
+      steps: real agent steps of all hosts: not the ignored auto-reset ones.
+      interrupts: above 0 where a host was asked to stop.
+    """
+
+    steps: jax.Array
+    interrupts: jax.Array
+
+
+def count_turn(deliveries: Sequence[Delivery], interrupted: bool, topology: Topology) -> TurnCount:
+    """Add up over all hosts; ``interrupted`` is this host's own."""
     firsts = [
         assemble([part.timestep.first for part in delivery.parts], 1, topology)
         for delivery in deliveries
     ]
-    steps: jax.Array = _count(firsts)
-    return steps
+    flag = np.full(1, interrupted, np.int32)
+    flags = [jax.device_put(flag, device) for device in topology.learners]
+    count: TurnCount = _count(firsts, assemble(flags, 0, topology))
+    return count
 
 
 @jax.jit
-def _count(firsts: Sequence[jax.Array]) -> jax.Array:
-    return sum((jnp.sum(~first[1:], dtype=jnp.int32) for first in firsts), jnp.int32(0))
+def _count(firsts: Sequence[jax.Array], flags: jax.Array) -> TurnCount:
+    steps = sum((jnp.sum(~first[1:], dtype=jnp.int32) for first in firsts), jnp.int32(0))
+    return TurnCount(steps, jnp.sum(flags))
 
 
 def _spec(axis: int) -> PartitionSpec:

@@ -1,0 +1,112 @@
+"""Several hosts running one program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from sebulba.config import Config, ConfigError, to_json
+from sebulba.version import __version__
+
+HEARTBEAT_SECONDS = 10
+"""A host that has not been heard of for so long is taken for dead, and the others end."""
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool")
+
+
+def initialise(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Join the other hosts; call it before anything else uses JAX.
+
+    Without arguments JAX finds them by itself on Cloud TPU slices, under SLURM and Open MPI; where
+    it finds none, this process is alone.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      num_processes: how many there are.
+      process_id: which one this is, from 0.
+
+    Raises:
+      ConfigError: some of the arguments are given and some are missing, or out of range.
+    """
+    given = [value is not None for value in (coordinator, num_processes, process_id)]
+    if any(given) and not all(given):
+        raise ConfigError(
+            f"coordinator is {coordinator}, num_processes is {num_processes} and process_id is "
+            f"{process_id}: give all three or none. Set --coordinator HOST:PORT --num-processes N "
+            "--process-id I."
+        )
+    if num_processes is not None and not 0 <= (process_id or 0) < num_processes:
+        raise ConfigError(
+            f"process_id is {process_id}: it must be from 0 to num_processes - 1 "
+            f"({num_processes - 1}). Set --process-id."
+        )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            # The default of five minutes is how long a host waits for one that has failed.
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except ValueError:
+        if any(given):
+            raise
+
+
+def num_hosts() -> int:
+    """Processes that run this program together."""
+    return int(jax.process_count())
+
+
+def is_lead() -> bool:
+    """Whether this host writes the config, the metrics and the terminal."""
+    return jax.process_index() == 0
+
+
+def agree(config: Config) -> None:
+    """Check that all hosts run the same config with the same versions.
+
+    Raises:
+      ConfigError: naming what differs and on which host.
+    """
+    mine = _facts(config)
+    everywhere = gather(np.stack([_digest(value) for value in mine.values()]))
+    for number, (name, value) in enumerate(mine.items()):
+        different = [
+            host
+            for host in range(len(everywhere))
+            if (everywhere[host, number] != everywhere[0, number]).any()
+        ]
+        if different:
+            raise ConfigError(
+                f"{name} is not the same on all hosts: host(s) {different} differ from host 0 "
+                f"(on this host, {jax.process_index()}, it is {value}). Start every host with the "
+                "same command and the same versions."
+            )
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    fields = json.loads(to_json(config))
+    versions = {f"version of {name}": version(name) for name in _PACKAGES}
+    versions["version of sebulba"] = __version__
+    return {**fields, **versions, "devices per host": jax.local_device_count()}
+
+
+def _digest(value: Any) -> np.ndarray:
+    text = json.dumps(value, sort_keys=True).encode()
+    return np.frombuffer(hashlib.sha256(text).digest()[:16], np.int32)
+
+
+def gather(numbers: np.ndarray) -> np.ndarray:
+    """The arrays of all hosts, ``[hosts, ...]``; every host calls it at the same turn."""
+    if jax.process_count() == 1:
+        return numbers[None]
+    return np.asarray(multihost_utils.process_allgather(numbers))
