@@ -1,0 +1,69 @@
+"""Every file in examples/ runs, with tiny settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sebulba import VTraceConfig, presets
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples split all the devices there are; the eight of the tests would divide nothing."""
+    import jax
+
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
+
+
+def test_there_is_a_test_for_every_example() -> None:
+    tested = {"atari", "cartpole", "memory", "own_parts"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_cartpole() -> None:
+    assert load("cartpole").main(total_steps=3000) >= 8
+
+
+def test_memory_without_a_core_is_no_better_than_chance() -> None:
+    mean = load("memory").main(core="none", total_steps=20_000)
+    assert mean is not None and abs(mean) < 0.5
+
+
+def test_own_parts_learn_the_better_arm() -> None:
+    mean = load("own_parts").main(total_steps=60_000)
+    assert mean is not None and mean > 0.8
+
+
+def test_atari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    preset, text = presets.PRESETS["vtrace-atari-shallow"]
+    assert isinstance(preset, VTraceConfig)
+    small = dataclasses.replace(
+        preset,
+        actors_per_device=1,
+        envs_per_actor=2,
+        batch_size=2,
+        unroll_length=4,
+        env_options={"max_episode_steps": 20},
+        network=dataclasses.replace(preset.network, hidden_sizes=(16,)),
+    )
+    monkeypatch.setitem(presets.PRESETS, "vtrace-atari-shallow", (small, text))
+    main = load("atari").main
+    main(tmp_path / "pong", total_steps=40, episodes=2)
+    mean = main(tmp_path / "pong", total_steps=80, episodes=2, resume=True)
+    assert mean <= 0
