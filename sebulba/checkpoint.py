@@ -24,7 +24,13 @@ class Checkpointer:
         self._directory = directory
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                create=True,
+                # Else a directory that cannot be made leaves threads that wait for it until
+                # they time out, and the failure is known only then.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            ),
         )
 
     def latest(self) -> int | None:

@@ -46,7 +46,8 @@ class OptimiserConfig:
     name: Literal["rmsprop", "adam"] = "rmsprop"
     learning_rate: float = 6e-4
     decay_to_zero: bool = True
-    """Decay the learning rate linearly to 0 at total_steps."""
+    """Decay the learning rate linearly to 0 over the updates that total_steps nominally take;
+    auto-reset steps, which are not counted, let it reach 0 a little early."""
     epsilon: float = 1e-8
     """Added to the mean square before the root (rmsprop), or to the root (adam)."""
     rms_decay: float = 0.99
@@ -84,7 +85,8 @@ class Config:
     resume: bool = False
     """Go on from the last complete checkpoint in the run directory."""
     num_inference: int | None = None
-    """Devices of each host that only act; None: a quarter, at least one. One device is shared."""
+    """Devices of each host that only act; None: a quarter, or as many more as let the learners
+    divide envs_per_actor. One device is shared."""
     actors_per_device: int = 2
     """Actor threads for each inference device, each with its own environments."""
     envs_per_actor: int = 32

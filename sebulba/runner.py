@@ -79,7 +79,7 @@ def train(
       Exception: the first failure of any thread, with a note of where it came from.
     """
     validate(config)
-    topology = topology or Topology.split(config.num_inference)
+    topology = topology or Topology.split(config.num_inference, batch=config.envs_per_actor)
     _check_division(config, topology)
     make_env = make_env or default_make_env(config)
     spec = probe(make_env)

@@ -33,14 +33,19 @@ class Topology:
 
     @classmethod
     def split(
-        cls, num_inference: int | None = None, devices: Sequence[jax.Device] | None = None
+        cls,
+        num_inference: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
+        batch: int | None = None,
     ) -> Topology:
         """Split the devices of every host in the same way.
 
         Args:
           num_inference: devices of each host that act; the others learn. None takes a quarter
-            of them, at least one. A host with one device shares it between both roles.
+            of them, at least one, or the next number that leaves learners which divide
+            ``batch``. A host with one device shares it between both roles.
           devices: devices of all hosts; ``jax.devices()`` where None.
+          batch: environments of one actor, of which each learner takes an equal part.
 
         Raises:
           ConfigError: a split that the devices do not allow, or hosts that differ.
@@ -48,7 +53,7 @@ class Topology:
         hosts = _by_host(jax.devices() if devices is None else devices)
         per_host = len(hosts[jax.process_index()])
         if num_inference is None:
-            num_inference = max(1, per_host // 4)
+            num_inference = _default(per_host, batch)
         _check(num_inference, per_host)
         shared = per_host == 1
         learners = [host if shared else host[num_inference:] for host in hosts]
@@ -90,6 +95,12 @@ def _by_host(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
             "Start the program on equal hosts."
         )
     return [hosts[process] for process in sorted(hosts)]
+
+
+def _default(per_host: int, batch: int | None) -> int:
+    quarter = max(1, per_host // 4)
+    dividing = (n for n in range(quarter, per_host) if batch is None or batch % (per_host - n) == 0)
+    return next(dividing, quarter)
 
 
 def _check(num_inference: int, per_host: int) -> None:

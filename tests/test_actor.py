@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -208,7 +209,7 @@ def test_an_action_pairs_with_what_came_of_it() -> None:
 
 def test_consecutive_unrolls_share_one_timestep_and_go_on_from_one_state() -> None:
     trajectories = [whole(unroll) for unroll in Rig(program=telltale()).collect(4)]
-    for i, (one, other) in enumerate(zip(trajectories, trajectories[1:], strict=False)):
+    for i, (one, other) in enumerate(itertools.pairwise(trajectories)):
         jax.tree.map(
             lambda last, first: np.testing.assert_array_equal(last[-1], first[0]),
             one.timestep,
@@ -237,12 +238,14 @@ def test_replay_from_the_initial_state_reproduces_the_actor() -> None:
     env = envs.PreviousAction(envs.Memory(B, seed=1, num_cues=3, delay=4))
     network = NetworkConfig(hidden_sizes=(16,), core="lstm", core_size=8, frame_stack=3)
     agent = PolicyAgent(network, env.spec, distributions.make(env.spec.action))
-    # Larger than fresh ones, so that a wrong state shows in the probabilities.
-    params = jax.tree.map(lambda leaf: 5 * leaf, agent.init(jax.random.key(3)))
+    params = agent.init(jax.random.key(3))
+    # Far from uniform, unlike a fresh policy, so that a wrong state shows in the probabilities.
+    heads = jax.tree.map(lambda leaf: 100 * leaf, params["PolicyValueHeads_0"])
+    params = {**params, "PolicyValueHeads_0": heads}
     unrolls = Rig(agent=agent, env=env, params=params).collect(5)
     unroll = jax.jit(agent.unroll)
     assert any(whole(u).timestep.first[1:-1].any() for u in unrolls)
-    for now, later in zip(unrolls, unrolls[1:], strict=False):
+    for now, later in itertools.pairwise(unrolls):
         timestep, actor, state = whole(now)
         output, _ = unroll(params, timestep, state)
         policy = output.policy[:-1]
@@ -403,5 +406,7 @@ def test_split_concatenate_and_assemble_round_trip(parts: int) -> None:
     for leaf, axis in ((joined.timestep.first, 1), (joined.initial_state[0], 0)):
         assert len(leaf.addressable_shards) == parts
         assert leaf.sharding.shard_shape(leaf.shape)[axis] == 8 // parts
-    shards = [shard.data.unsafe_buffer_pointer() for shard in joined.actor.action.addressable_shards]
+    shards = [
+        shard.data.unsafe_buffer_pointer() for shard in joined.actor.action.addressable_shards
+    ]
     assert shards == [part.actor.action.unsafe_buffer_pointer() for part in placed]

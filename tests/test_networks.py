@@ -159,7 +159,10 @@ def test_nothing_of_one_episode_reaches_the_next(network: dict[str, Any]) -> Non
     assert jax.tree.leaves(fresh) and not any(leaf.any() for leaf in jax.tree.leaves(fresh))
 
     seen = seen._replace(first=np.zeros((T, B), bool))
-    assert np.abs(unroll(params, seen, used)[0].value - unroll(params, seen, fresh)[0].value).max() > 0.01
+    assert (
+        np.abs(unroll(params, seen, used)[0].value - unroll(params, seen, fresh)[0].value).max()
+        > 0.01
+    )
     seen.first[0] = True
     close(unroll(params, seen, used), unroll(params, seen, fresh), atol=1e-6)
 
@@ -229,11 +232,11 @@ def test_shapes(env: EnvSpec, network: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("torso", "convolutions", "dense"),
-    # (36, 40) shrinks to (1, 2) pixels of 64 channels, or (5, 5) of 32.
-    [("shallow", 3, 128), ("deep", 15, 800)],
+    # Atari's 84 x 84 pixels shrink to 7 x 7 of 64 channels, or to 11 x 11 of 32.
+    [("shallow", 3, 7 * 7 * 64), ("deep", 15, 11 * 11 * 32)],
 )
 def test_torsos_are_those_of_the_papers(torso: str, convolutions: int, dense: int) -> None:
-    agent = make_agent(IMAGE, torso=torso, frame_stack=4)
+    agent = make_agent(spec(84, 84, dtype=BYTE), torso=torso, frame_stack=4)
     params = jax.eval_shape(agent.init, jax.random.key(0))["torso"]
     kernels = [layer["kernel"].shape for name, layer in params.items() if "Conv" in name]
     assert len(kernels) == convolutions
@@ -268,13 +271,16 @@ def test_bfloat16_computes_and_float32_remembers() -> None:
     def loss(params: Any) -> Any:
         return jnp.sum(rough.unroll(params, seen, state)[0].value)
 
-    products = [line for line in str(jax.make_jaxpr(loss)(params)).splitlines() if "dot_gen" in line]
+    products = [
+        line for line in str(jax.make_jaxpr(loss)(params)).splitlines() if "dot_gen" in line
+    ]
     in_bfloat16 = [line for line in products if "bf16[" in line.split("=")[0]]
     # All but the two heads.
     assert len(products) - len(in_bfloat16) == 2 and len(in_bfloat16) >= 2
-    assert {leaf.dtype for leaf in jax.tree.leaves(jax.grad(loss)(params))} == {FLOAT}
-    close_to, _ = exact.unroll(params, seen, state)
-    output, last = rough.unroll(params, seen, state)
+    gradient = jax.eval_shape(jax.grad(loss), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {FLOAT}
+    close_to, _ = jax.jit(exact.unroll)(params, seen, state)
+    output, last = jax.jit(rough.unroll)(params, seen, state)
     assert {leaf.dtype for leaf in jax.tree.leaves((output, last))} == {FLOAT}
     close(output, close_to, atol=0.3)
     assert np.abs(output.value - close_to.value).max() > 1e-5
@@ -285,9 +291,11 @@ def test_dict_observations_are_all_seen_and_integers_are_tamed() -> None:
     env = EnvSpec(arrays, DiscreteSpec(4), B)
     agent = make_agent(env)
     params, seen = grown(agent), timesteps(env)
-    value = jax.jit(lambda observation: agent.unroll(
-        params, seen._replace(observation=observation), {}
-    )[0].value)
+    value = jax.jit(
+        lambda observation: (
+            agent.unroll(params, seen._replace(observation=observation), {})[0].value
+        )
+    )
     before = value(seen.observation)
     for name, leaf in seen.observation.items():
         assert np.abs(value({**seen.observation, name: leaf + 1}) - before).max() > 1e-3

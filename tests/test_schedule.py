@@ -119,7 +119,9 @@ def test_nobody_waits_for_ever(lag: str, first_turn: int, capacity: int) -> None
             moves = system.moves()
             assert moves, f"deadlock at turn {system.turns} of {system.schedule}"
             # Now and then one mover is far ahead of the others.
-            system.move(rng.choice(moves) if rng.random() < 0.5 else rng.choice((moves[0], moves[-1])))
+            system.move(
+                rng.choice(moves) if rng.random() < 0.5 else rng.choice((moves[0], moves[-1]))
+            )
         if lag != "none":
             start = per_turn if lag == "1" else 0
             assert set(system.lags[start:]) == {int(lag)} and not any(system.lags[:start])

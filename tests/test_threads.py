@@ -32,7 +32,7 @@ def test_the_first_failure_stops_the_others_and_is_raised_as_it_was() -> None:
     group.start("fails", boom)
     start = time.monotonic()
     assert woken.wait(10) and group.stopping.is_set()
-    with pytest.raises(ValueError, match="^boom$") as error:
+    with pytest.raises(ValueError, match=r"^boom$") as error:
         group.close()
     assert time.monotonic() - start < 2
     assert traceback.extract_tb(error.tb)[-1].name == "boom"

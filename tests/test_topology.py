@@ -92,3 +92,14 @@ def test_an_impossible_split_names_its_numbers(count: int, num_inference: int, m
     plural = "s" if count > 1 else ""
     assert f"num_inference is {num_inference}, but each host has {count} device{plural}:" in message
     assert f"from 1 to {most}" in message and "Ask for fewer" in message
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "batch", "layout"),
+    [(1, 16, "a0-l0"), (2, 16, "a0-l1"), (4, 16, "a0,1-l2,3"), (4, 24, "a0-l1,2,3")],
+)
+def test_the_default_leaves_learners_that_divide_the_batch(
+    num_devices: int, batch: int, layout: str
+) -> None:
+    devices = jax.devices()[:num_devices]
+    assert Topology.split(devices=devices, batch=batch).layout == layout

@@ -105,7 +105,9 @@ class HookedLearner:
         self._learner = learner
         self._before_update = before_update
         self._updates = 0
-        self.init, self.params, self.add = learner.init, learner.params, learner.add
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
 
     def update(self, state: Any) -> tuple[Any, Any]:
         self._before_update(self._updates)
