@@ -1,22 +1,24 @@
-"""The command line: ``sebulba train | eval | presets | pod``."""
+"""The command line: ``sebulba train | eval | presets | pod | plan``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import datetime
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import rich
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sebulba import distributed, pod, presets, runner
+from sebulba import distributed, plan, plan_table, pod, presets, runner
 from sebulba.config import Config, ConfigError
 from sebulba.evaluate import evaluate_run
 from sebulba.rundir import load_config
@@ -29,9 +31,23 @@ usage: sebulba COMMAND ...
   sebulba presets                  list the presets
   sebulba pod --hosts N -- train PRESET [options]
                                    train in N processes on this machine
+  sebulba plan PRESET --slice v5e-16 [options]
+                                   what it would do on a Cloud TPU slice; needs no TPU
 
 On several hosts, start the same train command on each of them. JAX finds the others on Cloud TPU
 slices and under SLURM; elsewhere, add --coordinator HOST:PORT --num-processes N --process-id I.
+"""
+PLAN_USAGE = """\
+usage: sebulba plan PRESET --slice NAME [options]
+
+Compiles the preset's inference step and update with the real TPU compiler, for every sensible
+layout, and estimates what each could sustain. It needs Linux and the extra tpu, and no TPU.
+
+  --slice NAME           v3-8, v4-4096, v5litepod-16, v5e-16, v5p-8, v6e-8, ...
+  --steps-per-core X     agent steps/s of the environment on one CPU core (default: 1500,
+                         measured with Breakout)
+  --json                 for machines
+  every option of sebulba train PRESET
 """
 INTERRUPTED = 130
 
@@ -39,7 +55,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 2 where the input is wrong, 130 where interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"train": _train, "eval": _evaluate, "presets": _presets, "pod": _pod}
+    commands = {"train": _train, "eval": _evaluate, "presets": _presets, "pod": _pod, "plan": _plan}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         sys.exit(0 if words else 2)
@@ -63,12 +79,7 @@ def _train(words: list[str]) -> None:
         _presets([])
         print("\nsebulba train PRESET --help lists every option with the preset's values.")
         sys.exit(0 if words else 2)
-    if words[0].startswith("-"):
-        raise ConfigError(
-            f"the preset must come first, but got {words[0]!r}: sebulba train PRESET [options]. "
-            "See: sebulba presets."
-        )
-    default = presets.get(words[0])
+    default = _preset(words[0], "train")
     launch, options = _launch(words[1:])
     config = parse(default, options)
     distributed.initialise(launch.coordinator, launch.num_processes, launch.process_id)
@@ -90,6 +101,15 @@ def _train(words: list[str]) -> None:
     assert config.out is not None
     if distributed.is_lead():
         _report(config.out, result.metrics)
+
+
+def _preset(word: str, command: str) -> Config:
+    if word.startswith("-"):
+        raise ConfigError(
+            f"the preset must come first, but got {word!r}: sebulba {command} PRESET [options]. "
+            "See: sebulba presets."
+        )
+    return presets.get(word)
 
 
 def _launch(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -159,6 +179,26 @@ def _pod(words: list[str]) -> None:
         how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
         _say(f"host {first.host} ended first, with {how}")
         sys.exit(first.code if first.code > 0 else 128 - first.code)
+
+
+def _plan(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        print(PLAN_USAGE, end="")
+        sys.exit(0 if words else 2)
+    default = _preset(words[0], "plan")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--slice", default="")
+    parser.add_argument("--steps-per-core", type=float, default=plan.STEPS_PER_CORE)
+    parser.add_argument("--json", action="store_true")
+    options, rest = parser.parse_known_args(words[1:])
+    config = _parse(default, rest)
+    # The compiler works for devices that are not here; those that are must be left alone.
+    jax.config.update("jax_platforms", "cpu")
+    made = plan.make(config, options.slice, options.steps_per_core)
+    if options.json:
+        print(json.dumps(dataclasses.asdict(made), indent=1))
+    else:
+        rich.print(plan_table.render(made))
 
 
 @dataclasses.dataclass(frozen=True)

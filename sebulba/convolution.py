@@ -8,6 +8,7 @@ Both agree to rounding, so parameters and results carry over from one platform t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ Pads = tuple[Pair, Pair]
 
 # The intermediate of one chunk of frames: small enough for the cache of a core or two, large
 # enough that starting the products costs little.
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 4 << 20
 
 
 def conv2d(
@@ -194,23 +195,24 @@ def _cpu_dx(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.
 def _cpu_dkernel(
     strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.Array
 ) -> jax.Array:
-    to_taps = partial(_kernel_to_blocks, strides)
-    taps, from_taps = jax.vjp(to_taps, kernel)
+    taps, from_taps = jax.vjp(partial(_kernel_to_blocks, strides), kernel)
     rows, columns, channels, out = taps.shape
     height, width = dy.shape[1:3]
 
     def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
-        blocks = _to_blocks(strides, pads, kernel.shape, x)
+        blocks = lax.optimization_barrier(_to_blocks(strides, pads, kernel.shape, x))
+        windows = jnp.stack([blocks[:, :, j : j + width] for j in range(columns)], axis=3)
         dy = dy.astype(jnp.float32).reshape(-1, out)
-        products = [
-            dy.T @ blocks[:, i : i + height, j : j + width].reshape(-1, channels)
-            for i, j in np.ndindex(rows, columns)
-        ]
-        return jnp.stack(products)[None]
+        return jnp.stack(
+            [
+                dy.T @ windows[:, i : i + height].reshape(-1, columns * channels)
+                for i in range(rows)
+            ]
+        )[None]
 
-    blocks = math.prod(dy.shape[1:3]) * channels * rows * columns
-    dtaps = _by_chunks(frames, blocks, x, dy).sum(0)
-    return from_taps(dtaps.transpose(0, 2, 1).reshape(taps.shape))[0]
+    dtaps = _by_chunks(frames, height * width * columns * channels * rows, x, dy).sum(0)
+    dtaps = dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
+    return from_taps(dtaps)[0]
 
 
 def _out_shape(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> Pair:
@@ -259,7 +261,7 @@ def _by_chunks(f: Callable[..., jax.Array], size: int, *arrays: jax.Array) -> ja
     if whole == chunk:
         return f(*arrays)
     split = [a[:whole].reshape(-1, chunk, *a.shape[1:]) for a in arrays]
-    y = lax.map(lambda chunks: f(*chunks), split)
+    y = lax.map(lambda chunks: lax.optimization_barrier(f(*chunks)), split)
     y = y.reshape(-1, *y.shape[2:])
     return y if whole == batch else jnp.concatenate([y, f(*(a[whole:] for a in arrays))])
 
@@ -323,13 +325,30 @@ def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.
 def _cpu_max_pool_dx(
     window: Pair, strides: Pair, pads: Pads, x: jax.Array, dy: jax.Array
 ) -> jax.Array:
-    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
-        pixels, put = jax.vjp(partial(_slices, window, strides, pads), x)
-        best, first = pixels[0], jnp.zeros(dy.shape, jnp.int32)
-        for n, pixel in enumerate(pixels[1:], 1):
-            first = jnp.where(pixel > best, n, first)
-            best = lax.max(best, pixel)
-        first = lax.optimization_barrier(first)
-        return put([jnp.where(first == n, dy, 0) for n in range(len(pixels))])[0]
+    pixels = _slices(window, strides, pads, x)
+    best, first = pixels[0], jnp.zeros(dy.shape, jnp.int32)
+    for n, pixel in enumerate(pixels[1:], 1):
+        first = jnp.where(pixel > best, n, first)
+        best = lax.max(best, pixel)
+    # Without the barrier the search would be fused into, and repeated by, each of its readers.
+    first = lax.optimization_barrier(first)
 
-    return _by_chunks(frames, math.prod(x.shape[1:]), x, dy)
+    # Pixels at the same place in their block of `strides` pixels are in the same windows.
+    (height, width), (down, right) = window, strides
+    below, beside = (height - 1) // down, (width - 1) // right
+    places = []
+    for a, b in np.ndindex(down, right):
+        place = jnp.zeros((), x.dtype)
+        for i, j in itertools.product(range(a, height, down), range(b, width, right)):
+            share = jnp.where(first == i * width + j, dy, 0)
+            m, n = i // down, j // right
+            place += jnp.pad(share, ((0, 0), (m, below - m), (n, beside - n), (0, 0)))
+        places.append(jnp.broadcast_to(place, (dy.shape[0], dy.shape[1] + below, dy.shape[2] + beside, dy.shape[3])))
+    batch, rows, columns, channels = places[0].shape
+    dx = jnp.stack(places, axis=3).reshape(batch, rows, columns, down, right, channels)
+    dx = dx.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * down, columns * right, channels)
+    crop = [
+        (-low, n + low - padded, 0)
+        for n, (low, _), padded in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
+    ]
+    return lax.pad(dx, jnp.zeros((), dx.dtype), ((0, 0, 0), *crop, (0, 0, 0)))

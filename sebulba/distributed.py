@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -56,8 +58,10 @@ def initialise(
             # The default of five minutes is how long a host waits for one that has failed.
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
-    except ValueError:
-        if any(given):
+    except (ValueError, RuntimeError) as error:
+        # No cluster, or JAX is in use already, as in a notebook: this process is alone.
+        alone = isinstance(error, ValueError) or "must be called before" in str(error)
+        if any(given) or not alone:
             raise
 
 
@@ -69,6 +73,17 @@ def num_hosts() -> int:
 def is_lead() -> bool:
     """Whether this host writes the config, the metrics and the terminal."""
     return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def naming_the_host() -> Iterator[None]:
+    """Add to an exception which of several hosts it is from."""
+    try:
+        yield
+    except Exception as error:
+        if num_hosts() > 1:
+            error.add_note(f"on host {jax.process_index()} of {num_hosts()}")
+        raise
 
 
 def agree(config: Config) -> None:

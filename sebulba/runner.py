@@ -96,7 +96,8 @@ def train(
         with Progress(
             config.total_steps, title, enabled=progress and distributed.is_lead()
         ) as display:
-            run.go(display)
+            with distributed.naming_the_host():
+                run.go(display)
     return TrainResult(run.local_params(), run.rows, agent, config, run.updates)
 
 

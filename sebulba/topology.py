@@ -23,7 +23,7 @@ class Topology:
       learners: this host's devices that learn.
       mesh: the learner devices of all hosts, one axis named ``learner``.
       layout: the split of every host, in the notation of Huang et al. (2023), "Cleanba":
-        ``a0-l1,2,3`` has device 0 act and devices 1 to 3 learn.
+        ``a0-l1,2,3`` has device 0 act and devices 1 to 3 learn; with ``a0,1-l0,1`` both do both.
     """
 
     inference: tuple[jax.Device, ...]
@@ -55,18 +55,36 @@ class Topology:
         if num_inference is None:
             num_inference = _default(per_host, batch)
         _check(num_inference, per_host)
-        shared = per_host == 1
-        learners = [host if shared else host[num_inference:] for host in hosts]
+        if per_host == 1:
+            return cls._of(hosts, range(1), range(1))
+        return cls._of(hosts, range(num_inference), range(num_inference, per_host))
+
+    @classmethod
+    def shared(cls, devices: Sequence[jax.Device] | None = None) -> Topology:
+        """Every device of every host both acts and learns.
+
+        Args:
+          devices: devices of all hosts; ``jax.devices()`` where None.
+
+        Raises:
+          ConfigError: hosts that differ.
+        """
+        hosts = _by_host(jax.devices() if devices is None else devices)
+        everyone = range(len(hosts[jax.process_index()]))
+        return cls._of(hosts, everyone, everyone)
+
+    @classmethod
+    def _of(cls, hosts: list[list[jax.Device]], acting: range, learning: range) -> Topology:
         local = hosts[jax.process_index()]
         return cls(
-            inference=tuple(local[:num_inference]),
-            learners=tuple(learners[jax.process_index()]),
+            inference=tuple(local[i] for i in acting),
+            learners=tuple(local[i] for i in learning),
             mesh=Mesh(
-                np.array([device for host in learners for device in host]),
+                np.array([host[i] for host in hosts for i in learning]),
                 (LEARNER_AXIS,),
                 axis_types=(AxisType.Auto,),
             ),
-            layout=_layout(num_inference, per_host),
+            layout=f"a{','.join(map(str, acting))}-l{','.join(map(str, learning))}",
         )
 
     @property
@@ -112,9 +130,3 @@ def _check(num_inference: int, per_host: int) -> None:
             "one device learns. Ask for fewer, or start with more devices (on CPU: "
             "XLA_FLAGS=--xla_force_host_platform_device_count=N)."
         )
-
-
-def _layout(num_inference: int, per_host: int) -> str:
-    acting = ",".join(str(i) for i in range(num_inference))
-    learning = ",".join(str(i) for i in range(num_inference, per_host))
-    return f"a{acting}-l{learning or acting}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +15,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 )
+# Tests of whole runs compile the same small programs again and again.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="sebulba-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest
 
@@ -19,11 +28,17 @@ GRACE_SECONDS = 2.0
 """What a thread that was told to end may take to do so."""
 
 
+def _started() -> set[threading.Thread]:
+    # Dummies stand for the runtime's own threads, once these have called back into Python.
+    dummy = threading._DummyThread
+    return {thread for thread in threading.enumerate() if not isinstance(thread, dummy)}
+
+
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test() -> Iterator[None]:
-    before = set(threading.enumerate())
+    before = _started()
     yield
     deadline = time.monotonic() + GRACE_SECONDS
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (left := _started() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"the test left threads running: {sorted(thread.name for thread in left)}"

@@ -222,6 +222,16 @@ def test_checkpoint_cannot_be_written(slow: bool, tmp_path: Path) -> None:
     assert str(checkpoints_in(out)) in str(caught.value)
 
 
+@SLOW
+def test_checkpoint_fails_in_the_background(
+    clock: Clock, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = iter(range(10**6))
+    monkeypatch.setattr(Checkpointer, "check", lambda self: next(checks) < 13 or clock.breaks())
+    with pytest.raises(Broken):
+        run(tiny(total_steps=2000, out=tmp_path, log_every=10**6), slow=slow)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @SLOW
 def test_signal_saves_and_ends(number: int, slow: bool, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_run_directory(tmp_path: Path) -> None:
     assert saved["env"] == "sebulba/Catch" and saved["total_steps"] == 200
     rows = rows_of(config.out)
     assert [row["update"] for row in rows] == [row["update"] for row in result.metrics]
-    assert all(set(row) == KEYS for row in rows)
+    assert all(set(row) >= KEYS for row in rows)
     assert rows[-1]["update"] == result.updates
     assert rows[-1]["steps"] >= 200
     assert sebulba.read_metrics(config.out) == rows
@@ -159,13 +159,14 @@ def test_notebook_run_writes_nothing(
     result = train(tiny())
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr().out == ""
-    assert set(result.metrics[-1]) == KEYS
+    assert set(result.metrics[-1]) >= KEYS
     assert result.config == tiny()
 
 
 def test_progress_is_shown_where_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     sebulba.train(tiny(), topology=on(1))
-    assert "sebulba/Catch" in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "sebulba/Catch" in output and "100.0%" in output
 
 
 def test_result_can_act_and_be_evaluated() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -141,9 +142,11 @@ class SynchronisedUpdate:
         self._whole = jax.jit(self._update, donate_argnums=0)
         self._piece = jax.jit(self._accumulate, donate_argnums=2)
         self._apply = jax.jit(self._finish, donate_argnums=0)
-        self._indices: list[jax.Array] = [
-            jax.device_put(jnp.int32(i), topology.replicated()) for i in range(pieces)
-        ]
+        self._replicated = topology.replicated()
+
+    @functools.cached_property
+    def _indices(self) -> list[jax.Array]:
+        return [jax.device_put(jnp.int32(i), self._replicated) for i in range(self._pieces)]
 
     def __call__(
         self, state: TrainState, batch: ArrayTree, fixed: ArrayTree = ()
@@ -163,6 +166,29 @@ class SynchronisedUpdate:
             per_sequence.append(part)
         new_state, logs = self._apply(state, total)
         return new_state, logs, per_sequence
+
+    def lower(
+        self, state: TrainState, batch: ArrayTree, fixed: ArrayTree = ()
+    ) -> list[tuple[jax.stages.Lowered, int]]:
+        """The programs of one update and how often each runs; nothing is computed.
+
+        Arguments are as for a call, but may be ``jax.ShapeDtypeStruct`` with shardings on devices
+        that this machine does not have.
+        """
+        if self._pieces == 1:
+            return [(self._whole.lower(state, fixed, batch), 1)]
+        index = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated)
+        first = self._piece.lower(state.params, fixed, None, batch, index)
+        shapes, _ = first.out_info
+        total = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated),
+            shapes,
+        )
+        return [
+            (first, 1),
+            (self._piece.lower(state.params, fixed, total, batch, index), self._pieces - 1),
+            (self._apply.lower(state, total), 1),
+        ]
 
     def gradient(
         self, params: Params, fixed: ArrayTree, batch: ArrayTree, index: jax.Array | None = None

@@ -32,7 +32,7 @@ class HostReplay:
       inserted: sequences completed so far.
       learned_from: those among them that made updates due, since learning started.
       trained: sequences that updates have learned from.
-      due: updates due and not done yet, a fraction included.
+      due: updates that became due so far.
     """
 
     def __init__(self, config: R2D2Config, agent: Agent, spec: EnvSpec, topology: Topology) -> None:
@@ -62,7 +62,7 @@ class HostReplay:
         self.inserted = 0
         self.learned_from = 0
         self.trained = 0
-        self.due = 0.0
+        self.due = 0
         self._samples = 0
         self._snapshot: Snapshot | None = None
 
@@ -79,10 +79,10 @@ class HostReplay:
         if self.inserted < config.replay.min_size:
             return 0
         self.learned_from += completed
-        self.due += completed * config.replay.ratio / config.sequences_per_update
-        whole = int(self.due)
-        self.due -= whole
-        return whole
+        # From the whole count each time, so that no rounding adds up.
+        due = int(self.learned_from * config.replay.ratio / config.sequences_per_update)
+        new, self.due = due - self.due, due
+        return new
 
     def sample(self) -> list[Sample]:
         """One sample of each shard. Random numbers follow from the number of the sample."""
@@ -102,7 +102,6 @@ class HostReplay:
         """Set new priorities, ``[N]`` for the sample of each shard."""
         for shard, sample, new in zip(self._shards, samples, priorities, strict=True):
             shard.update(sample, new)
-            self.trained += len(new)
 
     def metrics(self) -> dict[str, float]:
         """Size, the replay ratio reached since learning started, quantiles of the priorities."""
@@ -125,18 +124,15 @@ class HostReplay:
         The learner goes on meanwhile. A save that is still under way is completed first.
         """
         self.finish()
-        counts = np.array(
-            [self.inserted, self.learned_from, self.trained, self._samples, self.due], np.float64
-        )
-        self._snapshot = Snapshot(path, self._shards, counts)
+        counts = [self.inserted, self.learned_from, self.trained, self.due, self._samples]
+        self._snapshot = Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> bool:
         """Read what ``save`` wrote; False where there is nothing of this host and size."""
         counts = load(path, self._shards)
         if counts is None:
             return False
-        self.inserted, self.learned_from, self.trained, self._samples = map(int, counts[:4])
-        self.due = float(counts[4])
+        self.inserted, self.learned_from, self.trained, self.due, self._samples = counts.tolist()
         return True
 
     def finish(self) -> None:

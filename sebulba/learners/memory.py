@@ -31,9 +31,9 @@ def check_memory(
 
 def _free(placement: str, devices: tuple[jax.Device, ...]) -> int | None:
     """Free bytes; None where the platform does not say."""
-    stats = [device.memory_stats() for device in devices]
     if placement == "host" or all(device.platform == "cpu" for device in devices):
         return _available_host_memory()
+    stats = [device.memory_stats() for device in devices]
     if any(not stat or "bytes_limit" not in stat for stat in stats):
         return None
     return sum(int(stat["bytes_limit"] - stat["bytes_in_use"]) for stat in stats if stat)

@@ -75,7 +75,7 @@ class R2D2Learner(Learner):
         self._optimiser = optimiser
         self._topology = topology
         self.replay = HostReplay(config, agent, spec, topology)
-        self._synchronised = SynchronisedUpdate(
+        self.synchronised = SynchronisedUpdate(
             Batch(_BATCH_AXES, self.loss), optimiser, topology, config.gradient_accumulation
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
@@ -106,11 +106,12 @@ class R2D2Learner(Learner):
         """One update on a batch from the replay; ``state`` is donated."""
         samples = self._prefetched or self.replay.sample()
         batch = self._batch(samples)
-        train, logs, priorities = self._synchronised(state.train, batch, state.target)
+        train, logs, priorities = self.synchronised(state.train, batch, state.target)
         target, updates = self._update_target(state.target, train.params, state.updates)
         # While the devices work: the priorities of the update before, and the next batch.
         self._write_back()
         self._in_flight = (samples, priorities)
+        self.replay.trained += self._config.sequences_per_update
         self._prefetched = self.replay.sample()
         return R2D2State(train, target, updates), logs
 

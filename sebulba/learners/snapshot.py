@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-import jax
 import numpy as np
 
 from sebulba.learners.replay import ReplayShard
@@ -77,22 +78,24 @@ class Snapshot:
     def _write(self, directory: Path) -> None:
         np.save(directory / "counts.npy", self._counts)
         for number, state in enumerate(self._states):
-            np.savez(directory / f"state_{number}.npz", **state)  # type: ignore[arg-type]
-        files: dict[tuple[int, int], np.ndarray] = {}
-        for place in self._places:
-            for leaf, block in enumerate(self._take(place)):
-                shard, lane, slot = place
-                if (shard, leaf) not in files:
-                    geometry = self._shards[shard].geometry
-                    files[shard, leaf] = np.lib.format.open_memmap(
-                        _file(directory, shard, leaf),
-                        mode="w+",
-                        dtype=block.dtype,
-                        shape=(geometry.lanes, geometry.slots, *block.shape),
-                    )
-                files[shard, leaf][lane, slot] = block
-        for file in files.values():
-            file.flush()  # type: ignore[attr-defined]
+            geometry = np.array(self._shards[number].geometry)
+            np.savez(directory / f"state_{number}.npz", geometry=geometry, **state)  # type: ignore[arg-type]
+        with contextlib.ExitStack() as stack:
+            files: dict[Path, BinaryIO] = {}
+            for place in self._places:
+                for leaf, block in enumerate(self._take(place)):
+                    path = _file(directory, place[0], leaf)
+                    if path not in files:
+                        files[path] = stack.enter_context(path.open("wb"))
+                        self._write_header(files[path], place[0], block)
+                    files[path].write(block.tobytes())
+
+    def _write_header(self, file: BinaryIO, shard: int, block: np.ndarray) -> None:
+        """Of a .npy file ``[unrolls, ...]``; not a memory map, which a full disk makes fatal."""
+        count = sum(place[0] == shard for place in self._places)
+        header = np.lib.format.header_data_from_array_1_0(block)
+        header |= {"shape": (count, *block.shape), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, header)
 
     def _take(self, place: Place) -> list[np.ndarray]:
         with self._lock:
@@ -109,23 +112,33 @@ class Snapshot:
 def load(path: Path, shards: Sequence[ReplayShard]) -> np.ndarray | None:
     """Fill empty shards from a snapshot; returns its counts.
 
-    None where there is no snapshot of as many shards of this size.
+    None, and the shards as they were, where there is no snapshot of as many shards of this size.
     """
     files = [path / f"state_{number}.npz" for number in range(len(shards) + 1)]
     if not all(file.exists() for file in files[:-1]) or files[-1].exists():
         return None
     states = [dict(np.load(file)) for file in files[:-1]]
-    for shard, state in zip(shards, states, strict=True):
-        if state["powers"].shape != shard.priorities.powers.shape:
-            return None
-    for number, (shard, state) in enumerate(zip(shards, states, strict=True)):
+    unrolls = [_read_unrolls(path, number, shard) for number, shard in enumerate(shards)]
+    if not all(map(_fits, shards, states, unrolls)):
+        return None
+    for shard, state, leaves in zip(shards, states, unrolls, strict=True):
         shard.load_state(state)
-        count = len(jax.tree.leaves(shard.storage.blocks(0, 0)))
-        leaves = [np.load(_file(path, number, leaf), mmap_mode="r") for leaf in range(count)]
-        for lane, slot in shard.used():
-            shard.storage.load(lane, slot, [leaf[lane, slot] for leaf in leaves])
+        for number, (lane, slot) in enumerate(shard.used()):
+            shard.storage.load(lane, slot, [leaf[number] for leaf in leaves])
     counts: np.ndarray = np.load(path / "counts.npy")
     return counts
+
+
+def _read_unrolls(path: Path, number: int, shard: ReplayShard) -> list[np.ndarray]:
+    """One array ``[unrolls, ...]`` for each leaf, read as it is used; none where none was there."""
+    files = [_file(path, number, leaf) for leaf in range(len(shard.storage.blocks(0, 0)))]
+    return [np.load(file, mmap_mode="r") for file in files if file.exists()]
+
+
+def _fits(shard: ReplayShard, state: dict[str, np.ndarray], leaves: list[np.ndarray]) -> bool:
+    blocks = zip(leaves, shard.storage.blocks(0, 0), strict=False)
+    same_blocks = all(leaf.shape[1:] == block.shape for leaf, block in blocks)
+    return same_blocks and np.array_equal(state["geometry"], shard.geometry)
 
 
 def _file(directory: Path, shard: int, leaf: int) -> Path:

@@ -8,6 +8,7 @@ timestep of the next slot.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -140,6 +141,8 @@ class DeviceStorage:
             )
         self._write = jax.jit(_write, donate_argnums=0)
         self._read = jax.jit(self._gather)
+        # A snapshot reads from a thread of its own, and a write donates what it may be reading.
+        self._lock = threading.Lock()
 
     def write(self, lane: int, slot: int, trajectory: Trajectory) -> None:
         self._store(lane, slot, block_of(trajectory))
@@ -151,14 +154,17 @@ class DeviceStorage:
         return sequences
 
     def blocks(self, lane: int, slot: int) -> list[np.ndarray]:
-        return [np.asarray(leaf[lane, slot]) for leaf in jax.tree.leaves(self._data)]
+        with self._lock:
+            blocks = [leaf[lane, slot] for leaf in jax.tree.leaves(self._data)]
+        return [np.asarray(block) for block in blocks]
 
     def load(self, lane: int, slot: int, blocks: list[np.ndarray]) -> None:
         self._store(lane, slot, jax.tree.unflatten(jax.tree.structure(self._data), blocks))
 
     def _store(self, lane: int, slot: int, block: Block) -> None:
         place, block = jax.device_put((np.array([lane, slot], np.int32), block), self._device)
-        self._data = self._write(self._data, block, place)
+        with self._lock:
+            self._data = self._write(self._data, block, place)
 
     def _gather(
         self, data: Block, lanes: jax.Array, slots: jax.Array, envs: jax.Array

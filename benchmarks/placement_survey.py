@@ -1,0 +1,56 @@
+"""Ask the TPU compiler which learner meshes it accepts, for every slice; needs no TPU.
+
+Run it as: python benchmarks/placement_survey.py sebulba/placement.json
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sebulba import placement, tpu
+from sebulba.topology import Topology
+
+MOST_DEVICES = 2048
+"""Larger slices of a generation behave as its smaller ones, and take minutes each."""
+
+
+def survey() -> dict[str, Any]:
+    """Accepted layouts, and refused ones with the compiler's reason, of every slice."""
+    slices = {}
+    for name in tpu.names():
+        tpu_slice = tpu.parse(name)
+        if tpu_slice.hosts * tpu_slice.devices_per_host <= MOST_DEVICES:
+            slices[name] = _ask(tpu_slice)
+            print(name, slices[name], flush=True)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "jax": version("jax"),
+        "libtpu": version("libtpu"),
+        "command": "python benchmarks/placement_survey.py sebulba/placement.json",
+        "slices": slices,
+    }
+
+
+def _ask(tpu_slice: tpu.Slice) -> dict[str, Any]:
+    devices = tpu.devices(tpu_slice)
+    first = Topology.split(1, devices)
+    accepted, refused = [], {}
+    for topology in [first, *placement.alternatives(first, devices)]:
+        why = placement.ask_compiler(topology)
+        if why is None:
+            accepted.append(topology.layout)
+        else:
+            refused[topology.layout] = why
+    return {"accepted": accepted, "refused": refused}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    Path(sys.argv[1]).write_text(json.dumps(survey(), indent=1) + "\n")

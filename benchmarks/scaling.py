@@ -1,0 +1,145 @@
+"""Training frames/s for 1..N learner devices and 1..M processes.
+
+    python benchmarks/scaling.py --devices 1 2 4 --processes 1 2 --out benchmarks/results/scaling
+
+On a machine without accelerators the devices are stand-ins that share its cores: the numbers then
+show the cost of coordination, not speed. On a Cloud TPU slice, start the same command with
+``--here`` on every host: it trains on the devices there are and writes one row. Rows of several
+files can be joined with ``--join``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from sebulba import presets, read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to run, and where the rows go."""
+
+    preset: str = "vtrace-catch"
+    devices: tuple[int, ...] = (1, 2, 3, 5)
+    """Devices of each process; one of them acts, or it is shared where there is only one."""
+    processes: tuple[int, ...] = (1, 2)
+    updates: int = 300
+    repeats: int = 3
+    out: Path = Path("benchmarks/results/scaling")
+    here: bool = False
+    """Train once on the devices there are, with the hosts there are."""
+    join: tuple[Path, ...] = ()
+    """JSON files of other machines, to print and plot beside these rows."""
+
+
+def main(options: Options) -> None:
+    """Measure, print, and write OUT.json and OUT.png."""
+    rows: list[dict[str, Any]] = []
+    if options.here:
+        rows.append(measure(options, None, None))
+    else:
+        for _ in range(options.repeats):  # Interleaved: the machine drifts.
+            for processes in options.processes:
+                for devices in options.devices:
+                    rows.append(measure(options, processes, devices))
+                    print(json.dumps(rows[-1]), flush=True)
+    rows += [row for path in options.join for row in json.loads(path.read_text())]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    report(rows, options.out.with_suffix(".png"))
+
+
+def measure(options: Options, processes: int | None, devices: int | None) -> dict[str, Any]:
+    """One training run; the rate is the median over its log intervals, the first two left out."""
+    config = presets.get(options.preset)
+    learners = max(1, (devices or 2) - 1)
+    envs = learners * max(1, config.envs_per_actor // learners)
+    steps = options.updates * config.unroll_length * envs * (processes or 1)
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "run"
+        words = ["train", options.preset, "--out", str(out), "--total-steps", str(steps)]
+        words += ["--log-every", str(max(1, options.updates // 12))]
+        if devices is not None:
+            words += ["--envs-per-actor", str(envs), "--batch-size", str(envs)]
+            pod = ["pod", "--hosts", str(processes), "--devices-per-host", str(devices), "--"]
+            words = [*pod, *words]
+        subprocess.run(
+            [sys.executable, "-m", "sebulba", *words], check=True, stdout=subprocess.DEVNULL
+        )
+        metrics = read_metrics(out)
+    rates = [row["frames_per_second"] for row in metrics[2:-1]]
+    return {
+        "preset": options.preset,
+        "processes": processes or int(os.environ.get("SLURM_NTASKS", 1)),
+        "devices_per_process": devices,
+        "learners": learners * (processes or 1),
+        "batch": envs * (processes or 1),
+        "frames_per_second": statistics.median(rates),
+        "lowest": min(rates),
+        "highest": max(rates),
+        **machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    names = ("sebulba", "jax", "jaxlib", "envpool")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "source"
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu_count": os.cpu_count(),
+        "slice": os.environ.get("TPU_ACCELERATOR_TYPE"),
+        "python": sys.version.split()[0],
+        **versions,
+    }
+
+
+def report(rows: list[dict[str, Any]], path: Path) -> None:
+    """A table with the efficiency against the row with one learner, and a plot."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    print(f"{'processes':>9} {'learners':>8} {'frames/s':>10} {'efficiency':>10}")
+    for processes in sorted({row["processes"] for row in rows}):
+        mine = [row for row in rows if row["processes"] == processes]
+        points = []
+        for learners in sorted({row["learners"] for row in mine}):
+            rates = [row["frames_per_second"] for row in mine if row["learners"] == learners]
+            points.append((learners, statistics.median(rates), min(rates), max(rates)))
+        first = points[0][1] / points[0][0]
+        for learners, middle, _, _ in points:
+            print(f"{processes:>9} {learners:>8} {middle:>10,.0f} {middle / learners / first:>10.2f}")
+        xs, middles, lows, highs = zip(*points, strict=True)
+        errors = [
+            [middle - low for middle, low in zip(middles, lows, strict=True)],
+            [high - middle for middle, high in zip(middles, highs, strict=True)],
+        ]
+        axes.errorbar(xs, middles, errors, marker="o", capsize=3, label=f"{processes} process(es)")
+    axes.set(xlabel="learner devices", ylabel="training frames/s", ylim=(0, None))
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

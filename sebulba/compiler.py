@@ -1,0 +1,135 @@
+"""What the compiler says of a program: that it refuses it and why, or what the program costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from typing import Any
+
+import jax
+
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s32": 4, "u32": 4, "f32": 4, "bf16": 2, "f16": 2}
+_COLLECTIVE = re.compile(
+    r"= (?P<type>\(.*?\)|\S+) (?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|"
+    r"collective-permute)(-start)?\("
+)
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_REASON_LENGTH = 110
+
+
+class Refused(Exception):
+    """The compiler does not compile this program; the message is its reason, in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What one call of a compiled program takes of each device.
+
+    Attributes:
+      flops: floating-point operations, by XLA's count.
+      bytes: read and written, by XLA's count, most of it from and to the device's memory.
+      hbm: peak of the device's memory in bytes: arguments, results, temporaries and code.
+      all_reduce_bytes: averaged over the devices.
+      collectives: kinds of communication between devices and how many of each.
+      seconds: it took to compile.
+    """
+
+    flops: float
+    bytes: float
+    hbm: int
+    all_reduce_bytes: int
+    collectives: dict[str, int]
+    seconds: float
+
+    def times(self, count: int) -> Program:
+        """``count`` calls in a row."""
+        return dataclasses.replace(
+            self,
+            flops=self.flops * count,
+            bytes=self.bytes * count,
+            all_reduce_bytes=self.all_reduce_bytes * count,
+            collectives={name: n * count for name, n in self.collectives.items()},
+        )
+
+    def then(self, other: Program) -> Program:
+        """This one's calls, and then those of ``other``."""
+        names = sorted({*self.collectives, *other.collectives})
+        return Program(
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            max(self.hbm, other.hbm),
+            self.all_reduce_bytes + other.all_reduce_bytes,
+            {n: self.collectives.get(n, 0) + other.collectives.get(n, 0) for n in names},
+            self.seconds + other.seconds,
+        )
+
+
+def inspect(lowered: jax.stages.Lowered) -> Program:
+    """Compile, and read off what the program costs.
+
+    Raises:
+      Refused: it does not compile for those devices.
+    """
+    start = time.perf_counter()
+    compiled = compile_(lowered)
+    seconds = time.perf_counter() - start
+    cost = compiled.cost_analysis() or {}
+    memory: Any = compiled.memory_analysis()
+    hbm = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+    collectives = find_collectives(compiled.as_text() or "")
+    counts: dict[str, int] = {}
+    for name, _ in collectives:
+        counts[name] = counts.get(name, 0) + 1
+    return Program(
+        flops=float(cost.get("flops", 0.0)),
+        bytes=float(cost.get("bytes accessed", 0.0)),
+        hbm=int(hbm),
+        all_reduce_bytes=sum(size for name, size in collectives if name == "all-reduce"),
+        collectives=counts,
+        seconds=seconds,
+    )
+
+
+def compile_(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile.
+
+    Raises:
+      Refused: it does not compile for those devices.
+    """
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise Refused(reason(str(error))) from error
+
+
+def reason(message: str) -> str:
+    """The one line of a compiler's message that says why."""
+    line = next((line for line in message.splitlines() if line.strip()), "no reason given")
+    # RET_CHECK failure (file:line) condition, then the sentence for people.
+    check = re.search(r"RET_CHECK failure \([^)]*\) (?P<rest>.*)", line)
+    if check:
+        line = check["rest"]
+        sentence = re.search(r"[ )](?P<text>[A-Z][a-z]+ .*)", line)
+        line = sentence["text"] if sentence else line
+    line = re.sub(r"\(\d+(,\d+){3,}\)", "(...)", line).strip()
+    return line if len(line) <= _REASON_LENGTH else f"{line[: _REASON_LENGTH - 3]}..."
+
+
+def find_collectives(text: str) -> list[tuple[str, int]]:
+    """The communication of a compiled program's text: kind, and bytes of each device's result."""
+    return [(match["name"], _size(match["type"])) for match in _COLLECTIVE.finditer(text)]
+
+
+def _size(type_: str) -> int:
+    return sum(
+        _BYTES.get(kind, 4) * math.prod(int(side) for side in sides.split(",") if side)
+        for kind, sides in _ARRAY.findall(type_)
+    )

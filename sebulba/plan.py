@@ -1,0 +1,228 @@
+"""What a preset would do on a TPU slice, before anybody pays for one.
+
+The inference step and the update are compiled for that slice with the real TPU compiler, which
+needs no TPU; ``roofline`` turns its counts into rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import jax
+
+from sebulba import placement, runner, tpu
+from sebulba.compiler import Program, Refused, inspect
+from sebulba.config import Config, ConfigError, R2D2Config, validate
+from sebulba.programs import lower
+from sebulba.roofline import Estimate, Machine, estimate
+from sebulba.topology import Topology
+from sebulba.types import EnvSpec
+
+STEPS_PER_CORE = 1500.0
+"""Agent steps/s of EnvPool on one core: Breakout-v5, measured on a two-core AMD EPYC VM."""
+_CLOSE = 0.95
+"""Layouts within 5% of the best are equal, as far as an estimate can tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One layout.
+
+    Attributes:
+      layout: roles of each host's devices.
+      changes: options that this layout needs, since its learners must divide the batch.
+      refused: why the compiler refuses it, or None.
+      act, update: what one call and one whole update cost a device.
+      hbm: peak memory of the fullest device in bytes, with every actor's and a replay there.
+      estimate: rates; None where refused.
+    """
+
+    layout: str
+    changes: str
+    refused: str | None = None
+    act: Program | None = None
+    update: Program | None = None
+    hbm: int = 0
+    estimate: Estimate | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every sensible layout of a slice, and the one to take.
+
+    Attributes:
+      preset, env: what is planned.
+      slice, shape: name of the slice, and its topology in chips.
+      hosts, devices_per_host, cpus_per_host: its size.
+      hbm_bytes: memory of one device.
+      steps_per_core: assumed of EnvPool, steps/s.
+      versions: of the compiler and jax.
+      rows: the layouts.
+      chosen: the layout that training takes by itself, ``chosen_note`` why it is not the wanted.
+      recommended: the layout to take, None where the compiler refuses all; ``why`` in a line.
+    """
+
+    preset: str
+    env: str
+    slice: str
+    shape: str
+    hosts: int
+    devices_per_host: int
+    cpus_per_host: int
+    hbm_bytes: float
+    steps_per_core: float
+    versions: dict[str, str]
+    rows: list[Row]
+    chosen: str
+    chosen_note: str | None
+    recommended: str | None
+    why: str
+
+
+def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE) -> Plan:
+    """Compile every sensible layout and estimate its rates; minutes, for a deep network.
+
+    Raises:
+      ConfigError: the slice is unknown, the TPU compiler is not installed, or the config is wrong.
+    """
+    tpu_slice = tpu.parse(slice_name)
+    validate(config)
+    try:
+        devices = tpu.devices(tpu_slice)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Meanwhile: {placement.surveyed(tpu_slice.name)}.") from error
+    spec = runner.probe(runner.default_make_env(config))
+    machine = Machine(tpu_slice, spec.frame_skip, steps_per_core)
+    chosen = placement.choose(config, devices, placement.ask_compiler)
+    acts: dict[int, Program] = {}
+    rows = [_row(config, spec, topology, machine, acts) for topology in sensible(config, devices)]
+    recommended, why = recommend(rows, chosen.topology.layout)
+    return Plan(
+        preset=config.preset,
+        env=config.env,
+        slice=tpu_slice.name,
+        shape=tpu_slice.shape,
+        hosts=tpu_slice.hosts,
+        devices_per_host=tpu_slice.devices_per_host,
+        cpus_per_host=tpu_slice.cpus,
+        hbm_bytes=tpu_slice.hbm_bytes,
+        steps_per_core=steps_per_core,
+        versions={name: version(name) for name in ("libtpu", "jax")},
+        rows=rows,
+        chosen=chosen.topology.layout,
+        chosen_note=chosen.note,
+        recommended=recommended,
+        why=why,
+    )
+
+
+def sensible(config: Config, devices: Sequence[jax.Device]) -> list[Topology]:
+    """A quarter of the devices acting, every split whose learners divide the batch, ``shared``.
+
+    Where ``config.num_inference`` is given, only that split and ``shared``. Fewer than a quarter
+    of the devices learning is not sensible: an update costs three times the actors' work.
+    """
+    wanted = Topology.split(config.num_inference, devices)
+    batch = placement.share(config)
+    found = [wanted]
+    for topology in placement.alternatives(wanted, devices):
+        learners, acting = len(topology.learners), len(topology.inference)
+        is_shared = topology.inference == topology.learners
+        sensible = batch % learners == 0 and 4 * learners >= learners + acting
+        if is_shared or (config.num_inference is None and sensible):
+            found.append(topology)
+    return sorted(found, key=lambda topology: (len(topology.learners), len(topology.inference)))
+
+
+def fit(config: Config, topology: Topology) -> Config:
+    """``config`` with its sizes rounded up to what the learners of ``topology`` divide."""
+    learners = len(topology.learners)
+    share = learners * config.gradient_accumulation
+    envs = config.envs_per_actor
+    if envs % learners or config.batch_size % share:
+        envs = _round_up(envs, share)
+    lanes = config.batch_size // config.envs_per_actor
+    fitted = dataclasses.replace(config, envs_per_actor=envs, batch_size=lanes * envs)
+    if isinstance(fitted, R2D2Config):
+        sequences = _round_up(fitted.sequences_per_update, share)
+        fitted = dataclasses.replace(fitted, sequences_per_update=sequences)
+    return fitted
+
+
+def recommend(rows: Sequence[Row], chosen: str) -> tuple[str | None, str]:
+    """The layout with the most frames/s, and why.
+
+    Among equal ones, that which needs no changes, then the one that training takes by itself.
+    """
+    possible = [(row, row.estimate) for row in rows if row.estimate is not None]
+    if not possible:
+        return None, "the compiler refuses every layout"
+    most = max(rates.frames for _, rates in possible)
+    row, rates = min(
+        (pair for pair in possible if pair[1].frames >= _CLOSE * most),
+        key=lambda pair: (pair[0].changes != "", pair[0].layout != chosen, -pair[1].frames),
+    )
+    why = (
+        f"{rates.frames:,.0f} frames/s, bound by {rates.bound} (acting {rates.acting:,.0f}, "
+        f"learning {rates.learning:,.0f}, environments {rates.environments:,.0f})"
+    )
+    for other, its in sorted(possible, key=lambda pair: -pair[1].frames):
+        if other is not row:
+            needs = f" and needs {other.changes}" if other.changes else ""
+            why += f"; next is {other.layout}: {its.frames:,.0f}, bound by {its.bound}{needs}"
+            break
+    return row.layout, why
+
+
+def _row(
+    original: Config,
+    spec: EnvSpec,
+    topology: Topology,
+    machine: Machine,
+    acts: dict[int, Program],
+) -> Row:
+    config = fit(original, topology)
+    changes = _changes(original, config)
+    why = placement.ask_compiler(topology)
+    if why is not None:
+        return Row(topology.layout, changes, why)
+    lowered = lower(config, spec, topology)
+    try:
+        # Layouts with as many environments have the same step.
+        if config.envs_per_actor not in acts:
+            acts[config.envs_per_actor] = inspect(lowered.act)
+        first, *rest = (inspect(program).times(count) for program, count in lowered.update)
+    except Refused as refused:
+        return Row(topology.layout, changes, str(refused))
+    act, update = acts[config.envs_per_actor], first
+    for piece in rest:
+        update = update.then(piece)
+    acting = act.hbm + (config.actors_per_device - 1) * lowered.carry_bytes
+    learning = update.hbm + lowered.replay_bytes
+    is_shared = topology.inference == topology.learners
+    return Row(
+        topology.layout,
+        changes,
+        act=act,
+        update=update,
+        hbm=acting + learning if is_shared else max(acting, learning),
+        estimate=estimate(config, topology, machine, act, update),
+    )
+
+
+def _changes(original: Config, fitted: Config) -> str:
+    def fields(config: Config) -> dict[str, int]:
+        return {**placement.sizes(config), "batch_size": config.batch_size}
+
+    before = fields(original)
+    return " ".join(
+        f"--{name.replace('_', '-')} {size}"
+        for name, size in fields(fitted).items()
+        if size != before[name]
+    )
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

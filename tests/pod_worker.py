@@ -1,0 +1,147 @@
+"""One process of a pod, for test_pod.py: ``pod_worker.py MODE OUT HOSTS HOST PORT``.
+
+``compare`` writes what must be the same on every host, and a gradient; ``raise`` trains until the
+environments of host 1 raise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+MODE, OUT, HOSTS, HOST, PORT = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
+LEARNERS = 6
+DEVICES = LEARNERS // HOSTS + 1
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sebulba
+from sebulba import algorithms, distributed, envs, presets
+from sebulba.learners import assemble, make_optimiser
+from sebulba.learners.base import TRAJECTORY_AXES
+from sebulba.types import ActorOutput, Trajectory
+
+T, B = 10, 12
+
+
+def main() -> None:
+    distributed.initialise(f"127.0.0.1:{PORT}", HOSTS, HOST)
+    topology = sebulba.Topology.split(1)
+    if MODE == "raise":
+        train_until_host_1_raises(topology)
+    found = {
+        "vtrace": {"digests": digests("vtrace-catch", topology), "gradient": gradient(topology)},
+        "r2d2": {"digests": digests("r2d2-catch", topology)},
+    }
+    (OUT / f"{HOSTS}-{HOST}.json").write_text(json.dumps(found))
+
+
+def small(preset: str) -> Any:
+    config = dataclasses.replace(
+        presets.get(preset), envs_per_actor=B, batch_size=B, total_steps=6000, log_every=10
+    )
+    if isinstance(config, sebulba.R2D2Config):
+        replay = dataclasses.replace(config.replay, capacity=500, min_size=50)
+        config = dataclasses.replace(config, sequences_per_update=LEARNERS, replay=replay)
+    return config
+
+
+def digests(preset: str, topology: sebulba.Topology) -> list[str]:
+    """Of the parameters on each of this host's learner devices, after training."""
+    config = small(preset)
+    last: list[Any] = []
+
+    def make_learner(agent: Any, spec: Any, optimiser: Any, topology: Any) -> Any:
+        learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
+        update = learner.update
+
+        def keeping(state: Any) -> Any:
+            state, logs = update(state)
+            last[:] = [learner.params(state)]
+            return state, logs
+
+        learner.update = keeping  # type: ignore[method-assign]
+        return learner
+
+    with jax.thread_guard(True):
+        sebulba.train(config, topology=topology, make_learner=make_learner, progress=False)
+    return [
+        hashlib.sha256(
+            b"".join(
+                np.asarray(shard.data).tobytes()
+                for leaf in jax.tree.leaves(last[0])
+                for shard in leaf.addressable_shards
+                if shard.device == device
+            )
+        ).hexdigest()
+        for device in topology.learners
+    ]
+
+
+def gradient(topology: sebulba.Topology) -> list[float]:
+    """Of V-trace on data that do not depend on the number of hosts."""
+    config = small("vtrace-catch")
+    env = envs.Catch(1, seed=0)
+    agent = algorithms.make_agent(config, env.spec)
+    optimiser = make_optimiser(config.optimiser, 1)
+    learner: Any = algorithms.make_learner(config, agent, env.spec, optimiser, topology)
+    params = learner.params(learner.init(jax.random.key(1)))
+    learners = len(topology.learners)
+    whole = trajectory()
+    parts = []
+    for number, device in enumerate(topology.learners, start=HOST * learners):
+        window = slice(number * B // LEARNERS, (number + 1) * B // LEARNERS)
+        part = Trajectory(
+            jax.tree.map(lambda leaf, window=window: leaf[:, window], whole.timestep),
+            jax.tree.map(lambda leaf, window=window: leaf[:, window], whole.actor),
+            whole.initial_state,
+        )
+        parts.append(jax.device_put(part, device))
+    batch = (assemble(parts, TRAJECTORY_AXES, topology),)
+    found, _, _ = jax.jit(learner.synchronised.gradient)(params, (), batch)
+    flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
+    return [float(number) for number in flat]
+
+
+def trajectory() -> Trajectory:
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    timestep = sebulba.Timestep(
+        observation=normal(T + 1, B, 10, 5),
+        reward=normal(T + 1, B),
+        discount=(random.random((T + 1, B)) < 0.9).astype(np.float32),
+        first=random.random((T + 1, B)) < 0.1,
+    )
+    action = random.integers(3, size=(T, B)).astype(np.int32)
+    behaviour = sebulba.agent.Behaviour(-np.abs(normal(T, B)), action)
+    return Trajectory(timestep, ActorOutput(action, behaviour), {})
+
+
+def train_until_host_1_raises(topology: sebulba.Topology) -> None:
+    class Raises(envs.Catch):
+        steps = 0
+
+        def step(self, action: np.ndarray) -> sebulba.Timestep:
+            self.steps += 1
+            if HOST == 1 and self.steps == 500:
+                raise RuntimeError("this host's environment broke")
+            return super().step(action)
+
+    config = dataclasses.replace(small("vtrace-catch"), total_steps=10**9, out=OUT / "run")
+    sebulba.train(config, topology=topology, make_env=Raises, progress=False)
+
+
+main()
