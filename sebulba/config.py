@@ -84,6 +84,8 @@ class Config:
     """Run directory (from Python: None writes nothing)."""
     resume: bool = False
     """Go on from the last complete checkpoint in the run directory."""
+    placement: Literal["split", "shared"] = "split"
+    """split: some devices of each host act and the others learn; shared: each does both."""
     num_inference: int | None = None
     """Devices of each host that only act; None: a quarter, or as many more as let the learners
     divide envs_per_actor. One device is shared."""

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+Array = jax.Array
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
 
@@ -28,12 +29,12 @@ _CHUNK_BYTES = 4 << 20
 
 
 def conv2d(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None = None,
+    x: Array,
+    kernel: Array,
+    bias: Array | None = None,
     strides: int | Sequence[int] = 1,
     padding: str | Sequence[Sequence[int]] = "SAME",
-) -> jax.Array:
+) -> Array:
     """Cross-correlates images with a kernel, as `lax.conv_general_dilated` does.
 
     Args:
@@ -66,11 +67,11 @@ def conv2d(
 
 
 def max_pool(
-    x: jax.Array,
+    x: Array,
     window: int | Sequence[int],
     strides: int | Sequence[int],
     padding: str | Sequence[Sequence[int]] = "SAME",
-) -> jax.Array:
+) -> Array:
     """Maximum over windows of images [B, H, W, C], as `lax.reduce_window` gives it.
 
     Of equal values in a window, the first in row-major order receives the gradient. Arguments are
@@ -103,39 +104,34 @@ def _pads(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: A
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return lax.platform_dependent(
-        x,
-        kernel,
-        cpu=partial(_cpu_conv, strides, pads),
-        default=partial(_native_conv, strides, pads),
-    )
+def _conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
+    cpu, native = partial(_cpu_conv, strides, pads), partial(_native_conv, strides, pads)
+    y: Array = lax.platform_dependent(x, kernel, cpu=cpu, default=native)
+    return y
 
 
 def _conv_fwd(
-    strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    strides: Pair, pads: Pads, x: Array, kernel: Array
+) -> tuple[Array, tuple[Array, Array]]:
     return _conv(strides, pads, x, kernel), (x, kernel)
 
 
 def _conv_bwd(
-    strides: Pair, pads: Pads, residuals: tuple[jax.Array, jax.Array], dy: jax.Array
-) -> tuple[Any, jax.Array]:
+    strides: Pair, pads: Pads, residuals: tuple[Array, Array], dy: Array
+) -> tuple[Any, Array]:
     x, kernel = residuals
-
-    def native_dx(x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
-        return jax.vjp(lambda x: _native_conv(strides, pads, x, kernel), x)[1](dy)[0]
-
-    def native_dkernel(x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
-        return jax.vjp(lambda kernel: _native_conv(strides, pads, x, kernel), kernel)[1](dy)[0]
-
+    native = partial(_native_conv, strides, pads)
     dkernel = lax.platform_dependent(
-        x, kernel, dy, cpu=partial(_cpu_dkernel, strides, pads), default=native_dkernel
+        *(x, kernel, dy),
+        cpu=partial(_cpu_dkernel, strides, pads),
+        default=lambda x, kernel, dy: jax.vjp(partial(native, x), kernel)[1](dy)[0],
     )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return np.zeros(x.shape, jax.dtypes.float0), dkernel
     dx = lax.platform_dependent(
-        x, kernel, dy, cpu=partial(_cpu_dx, strides, pads), default=native_dx
+        *(x, kernel, dy),
+        cpu=partial(_cpu_dx, strides, pads),
+        default=lambda x, kernel, dy: jax.vjp(lambda x: native(x, kernel), x)[1](dy)[0],
     )
     return dx, dkernel
 
@@ -143,7 +139,7 @@ def _conv_bwd(
 _conv.defvjp(_conv_fwd, _conv_bwd)
 
 
-def _native_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     return lax.conv_general_dilated(
         x.astype(kernel.dtype),
         kernel,
@@ -153,13 +149,13 @@ def _native_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> 
     )
 
 
-def _cpu_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     taps = _kernel_to_blocks(strides, kernel)
     rows, columns, _, out = taps.shape
     height, width = _out_shape(strides, pads, x, kernel)
     weights = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
 
-    def frames(x: jax.Array) -> jax.Array:
+    def frames(x: Array) -> Array:
         blocks = _to_blocks(strides, pads, kernel.shape, x)
         y = blocks @ weights
         shifted = [
@@ -171,12 +167,12 @@ def _cpu_conv(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> jax
     return _by_chunks(frames, height * width * weights.shape[1], x)
 
 
-def _cpu_dx(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
+def _cpu_dx(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
     taps = _kernel_to_blocks(strides, kernel)
     rows, columns, channels, out = taps.shape
     weights = taps.transpose(3, 0, 1, 2).reshape(out, -1)
 
-    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
+    def frames(x: Array, dy: Array) -> Array:
         # Without the barrier every product would be fused into its nine readers.
         t = lax.optimization_barrier(dy.astype(jnp.float32) @ weights)
         dblocks = [
@@ -187,35 +183,32 @@ def _cpu_dx(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.
             for i, j in np.ndindex(rows, columns)
         ]
         to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
-        return jax.vjp(to_blocks, x)[1](sum(dblocks[1:], dblocks[0]))[0]
+        dx: Array = jax.vjp(to_blocks, x)[1](sum(dblocks[1:], dblocks[0]))[0]
+        return dx
 
     return _by_chunks(frames, math.prod(dy.shape[1:3]) * weights.shape[1], x, dy)
 
 
-def _cpu_dkernel(
-    strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array, dy: jax.Array
-) -> jax.Array:
+def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
     taps, from_taps = jax.vjp(partial(_kernel_to_blocks, strides), kernel)
     rows, columns, channels, out = taps.shape
     height, width = dy.shape[1:3]
 
-    def frames(x: jax.Array, dy: jax.Array) -> jax.Array:
+    def frames(x: Array, dy: Array) -> Array:
         blocks = lax.optimization_barrier(_to_blocks(strides, pads, kernel.shape, x))
         windows = jnp.stack([blocks[:, :, j : j + width] for j in range(columns)], axis=3)
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
-            [
-                dy.T @ windows[:, i : i + height].reshape(-1, columns * channels)
-                for i in range(rows)
-            ]
+            [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
         )[None]
 
     dtaps = _by_chunks(frames, height * width * columns * channels * rows, x, dy).sum(0)
     dtaps = dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
-    return from_taps(dtaps)[0]
+    dkernel: Array = from_taps(dtaps)[0]
+    return dkernel
 
 
-def _out_shape(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> Pair:
+def _out_shape(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Pair:
     height, width = (
         (n + low + high - k) // s + 1
         for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel.shape, strides, strict=False)
@@ -223,22 +216,24 @@ def _out_shape(strides: Pair, pads: Pads, x: jax.Array, kernel: jax.Array) -> Pa
     return height, width
 
 
-def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: jax.Array) -> jax.Array:
+def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: Array) -> Array:
     """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1."""
     batch, channels = x.shape[0], x.shape[3]
-    fit = []
-    counts = []
-    for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel_shape, strides, strict=False):
-        count = (n + low + high - k) // s + -(-k // s)
-        counts.append(count)
-        fit.append((low, count * s - n - low, 0))
+    counts = [
+        (n + low + high - k) // s + -(-k // s)
+        for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel_shape, strides, strict=False)
+    ]
+    fit = [
+        (low, count * s - n - low, 0)
+        for n, (low, _), count, s in zip(x.shape[1:3], pads, counts, strides, strict=True)
+    ]
     x = lax.pad(x.astype(jnp.float32), jnp.float32(0), ((0, 0, 0), *fit, (0, 0, 0)))
     (rows, columns), (down, right) = counts, strides
     x = x.reshape(batch, rows, down, columns, right * channels).transpose(0, 1, 3, 2, 4)
     return x.reshape(batch, rows, columns, down * right * channels)
 
 
-def _kernel_to_blocks(strides: Pair, kernel: jax.Array) -> jax.Array:
+def _kernel_to_blocks(strides: Pair, kernel: Array) -> Array:
     """The kernel that does on the blocks, with stride 1, what `kernel` does on the pixels."""
     height, width, channels, out = kernel.shape
     down, right = strides
@@ -251,12 +246,16 @@ def _kernel_to_blocks(strides: Pair, kernel: jax.Array) -> jax.Array:
     return kernel.reshape(rows, columns, down * right * channels, out)
 
 
-def _by_chunks(f: Callable[..., jax.Array], size: int, *arrays: jax.Array) -> jax.Array:
+def _frames_per_chunk(batch: int, size: int) -> int:
+    limit = max(1, min(batch, _CHUNK_BYTES // (4 * size)))
+    even = (n for n in range(limit, limit // 2, -1) if batch % n == 0)
+    return next(even, batch // -(-batch // limit))
+
+
+def _by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
     """Concatenation of f over chunks of frames; size: floats that f holds per frame."""
     batch = arrays[0].shape[0]
-    limit = max(1, min(batch, _CHUNK_BYTES // (4 * size)))
-    count = -(-batch // limit)
-    chunk = next((n for n in range(limit, limit // 2, -1) if batch % n == 0), batch // count)
+    chunk = _frames_per_chunk(batch, size)
     whole = batch // chunk * chunk
     if whole == chunk:
         return f(*arrays)
@@ -270,40 +269,36 @@ def _by_chunks(f: Callable[..., jax.Array], size: int, *arrays: jax.Array) -> ja
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
-    return lax.platform_dependent(
-        x,
-        cpu=partial(_cpu_max_pool, window, strides, pads),
-        default=partial(_native_max_pool, window, strides, pads),
-    )
+def _max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
+    cpu = partial(_cpu_max_pool, window, strides, pads)
+    native = partial(_native_max_pool, window, strides, pads)
+    y: Array = lax.platform_dependent(x, cpu=cpu, default=native)
+    return y
 
 
-def _max_pool_fwd(
-    window: Pair, strides: Pair, pads: Pads, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _max_pool_fwd(window: Pair, strides: Pair, pads: Pads, x: Array) -> tuple[Array, Array]:
     return _max_pool(window, strides, pads, x), x
 
 
-def _max_pool_bwd(
-    window: Pair, strides: Pair, pads: Pads, x: jax.Array, dy: jax.Array
-) -> tuple[jax.Array]:
-    def native(x: jax.Array, dy: jax.Array) -> jax.Array:
-        return jax.vjp(partial(_native_max_pool, window, strides, pads), x)[1](dy)[0]
-
+def _max_pool_bwd(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> tuple[Array]:
     cpu = partial(_cpu_max_pool_dx, window, strides, pads)
-    return (lax.platform_dependent(x, dy, cpu=cpu, default=native),)
+    native = partial(_native_max_pool, window, strides, pads)
+    dx = lax.platform_dependent(
+        *(x, dy), cpu=cpu, default=lambda x, dy: jax.vjp(native, x)[1](dy)[0]
+    )
+    return (dx,)
 
 
 _max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
 
 
-def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
-    return lax.reduce_window(
-        x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), ((0, 0), *pads, (0, 0))
-    )
+def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
+    padding = ((0, 0), *pads, (0, 0))
+    y: Array = lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
+    return y
 
 
-def _slices(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> list[jax.Array]:
+def _slices(window: Pair, strides: Pair, pads: Pads, x: Array) -> list[Array]:
     """For each position in the window, in row-major order, its pixels in all windows."""
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
@@ -314,7 +309,7 @@ def _slices(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> list[jax.A
     ]
 
 
-def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.Array:
+def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
     pixels = _slices(window, strides, pads, x)
     y = pixels[0]
     for pixel in pixels[1:]:
@@ -322,9 +317,7 @@ def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: jax.Array) -> jax.
     return y
 
 
-def _cpu_max_pool_dx(
-    window: Pair, strides: Pair, pads: Pads, x: jax.Array, dy: jax.Array
-) -> jax.Array:
+def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> Array:
     pixels = _slices(window, strides, pads, x)
     best, first = pixels[0], jnp.zeros(dy.shape, jnp.int32)
     for n, pixel in enumerate(pixels[1:], 1):
@@ -334,21 +327,22 @@ def _cpu_max_pool_dx(
     first = lax.optimization_barrier(first)
 
     # Pixels at the same place in their block of `strides` pixels are in the same windows.
+    batch, rows, columns, channels = dy.shape
     (height, width), (down, right) = window, strides
     below, beside = (height - 1) // down, (width - 1) // right
+    rows, columns = rows + below, columns + beside
     places = []
     for a, b in np.ndindex(down, right):
-        place = jnp.zeros((), x.dtype)
+        place = jnp.zeros((batch, rows, columns, channels), dy.dtype)
         for i, j in itertools.product(range(a, height, down), range(b, width, right)):
             share = jnp.where(first == i * width + j, dy, 0)
             m, n = i // down, j // right
             place += jnp.pad(share, ((0, 0), (m, below - m), (n, beside - n), (0, 0)))
-        places.append(jnp.broadcast_to(place, (dy.shape[0], dy.shape[1] + below, dy.shape[2] + beside, dy.shape[3])))
-    batch, rows, columns, channels = places[0].shape
+        places.append(place)
     dx = jnp.stack(places, axis=3).reshape(batch, rows, columns, down, right, channels)
     dx = dx.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * down, columns * right, channels)
     crop = [
-        (-low, n + low - padded, 0)
-        for n, (low, _), padded in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
+        (-low, n + low - have, 0)
+        for n, (low, _), have in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
     ]
     return lax.pad(dx, jnp.zeros((), dx.dtype), ((0, 0, 0), *crop, (0, 0, 0)))

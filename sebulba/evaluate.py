@@ -13,8 +13,8 @@ from sebulba.checkpoint import Checkpointer
 from sebulba.config import ConfigError
 from sebulba.inference import EpisodeTracker
 from sebulba.rundir import checkpoints_in, last_checkpoint, load_config
-from sebulba.runner import MakeEnv, default_make_env, probe
-from sebulba.types import Agent, Params
+from sebulba.runner import default_make_env, probe
+from sebulba.types import Agent, MakeEnv, Params
 
 MAX_ENVS = 32
 

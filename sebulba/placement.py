@@ -48,6 +48,8 @@ def choose(
       ConfigError: nothing works, or the split is impossible on any platform.
     """
     devices = jax.devices() if devices is None else devices
+    if config.placement == "shared":
+        return Placement(Topology.shared(devices), None)
     if ask is None:
         ask = ask_compiler if devices[0].platform == "tpu" else accept
     batch = share(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +16,100 @@ from sebulba.checkpoint import Checkpointer, Counts
 from sebulba.config import Config, ConfigError, from_json, to_json
 from sebulba.distributed import is_lead
 from sebulba.metrics import MetricsWriter
+from sebulba.types import Params
 
 _SHAPING = ("env", "env_options", "atari_protocol", "network", "optimiser.name")
 """Config fields that a resumed run cannot change: what a checkpoint holds depends on them."""
 
 
-@dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """What a run writes to; all are None where there is no directory."""
+    """What a run writes to; nothing, where the config names no directory."""
 
-    path: Path | None = None
-    checkpoints: Checkpointer | None = None
-    metrics: MetricsWriter | None = None
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls, config: Config) -> Iterator[RunDirectory]:
-        """Make the directory, or go on in it where ``config.resume``.
+    def __init__(self, config: Config) -> None:
+        """Make the directory, or find what to resume.
 
         Raises:
           ConfigError: it is in use, cannot be written, or holds nothing to resume. Nothing in it
             has changed then.
         """
+        self._config = config
+        self._checkpoints: Checkpointer | None = None
+        self._metrics: MetricsWriter | None = None
         if config.out is None:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
-            yield cls()
             return
         with _writable(config.out):
-            resumed = check_resumable(config) if config.resume else None
-            metrics = None
-            if is_lead():
-                if not config.resume:
-                    _make(config.out)
-                _write_atomically(config.out / "config.json", to_json(config))
-                metrics = MetricsWriter(config.out, resumed)
-            checkpoints = Checkpointer(checkpoints_in(config.out), config.checkpoint.keep)
-        with metrics or contextlib.nullcontext():
-            yield cls(config.out, checkpoints, metrics)
+            if config.resume:
+                check_resumable(config)
+            elif is_lead():
+                _make(config.out)
+            self._checkpoints = Checkpointer(checkpoints_in(config.out), config.checkpoint.keep)
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.finish()
+
+    def restore(self, state: Any) -> tuple[int, Any, Counts]:
+        """Updates, state and counts of the last complete checkpoint.
+
+        Raises:
+          ConfigError: it does not fit ``state``.
+        """
+        assert self._checkpoints is not None
+        updates = self._checkpoints.latest()
+        assert updates is not None
+        restored, counts = self._checkpoints.restore(updates, state)
+        return updates, restored, counts
+
+    def start(self, updates: int) -> None:
+        """Write the config, and go on with the metrics of a run that has done ``updates``.
+
+        Called once all that can be refused has been: only from here on do files change.
+        """
+        if self._config.out is None or not is_lead():
+            return
+        with _writable(self._config.out):
+            _write_atomically(self._config.out / "config.json", to_json(self._config))
+            self._metrics = MetricsWriter(
+                self._config.out, updates if self._config.resume else None
+            )
+
+    def write(self, row: Mapping[str, float | int | None]) -> None:
+        """One row of metrics, on the lead host."""
+        if self._metrics is not None:
+            self._metrics.write(row)
+
+    def save(self, updates: int, state: Any, params: Params, counts: Counts) -> Path | None:
+        """Start writing a checkpoint; returns where a learner's memory goes with it."""
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.save(updates, state, params, counts)
+        return self.memory(updates)
+
+    def check(self) -> None:
+        """Raise what went wrong in writing a checkpoint, if anything did."""
+        if self._checkpoints is not None:
+            self._checkpoints.check()
+
+    def finish(self) -> None:
+        """Wait for everything to be written, and raise what went wrong."""
+        metrics, self._metrics = self._metrics, None
+        checkpoints, self._checkpoints = self._checkpoints, None
+        try:
+            if checkpoints is not None:
+                checkpoints.close()
+        finally:
+            if metrics is not None:
+                metrics.close()
 
     def memory(self, updates: int) -> Path:
         """Where this host's learner keeps its memory (a replay) of a checkpoint."""
-        assert self.path is not None
-        return self.path / "replay" / f"host-{jax.process_index()}" / str(updates)
-
-    def restore(self, state: Any) -> tuple[int, Any, Counts]:
-        """Updates, state and counts of the last complete checkpoint."""
-        assert self.checkpoints is not None
-        updates = self.checkpoints.latest()
-        assert updates is not None
-        restored, counts = self.checkpoints.restore(updates, state)
-        return updates, restored, counts
+        assert self._config.out is not None
+        return self._config.out / "replay" / f"host-{jax.process_index()}" / str(updates)
 
 
 def checkpoints_in(directory: Path) -> Path:
@@ -102,8 +145,8 @@ def last_checkpoint(directory: Path) -> int:
     latest = Checkpointer(checkpoints).latest() if checkpoints.is_dir() else None
     if latest is None:
         raise ConfigError(
-            f"{directory} holds no complete checkpoint: train there first, without --resume, in "
-            "an empty directory."
+            f"{directory} holds no complete checkpoint: remove it and train again, or give another "
+            "directory."
         )
     return latest
 

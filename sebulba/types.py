@@ -7,6 +7,7 @@ length and ``B`` the number of environments. The names are those of Espeholt et 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -143,3 +144,7 @@ class Env(Protocol):
 
     def close(self) -> None:
         """Free what the environment holds; may be called more than once."""
+
+
+MakeEnv = Callable[[int, int], Env]
+"""``make_env(num_envs, seed)``: the environments of one actor."""

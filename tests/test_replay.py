@@ -477,7 +477,7 @@ def test_nothing_grows(kind: str) -> None:
 
 def everything(replay: HostReplay) -> list[np.ndarray]:
     """Copies of all that a replay holds, in a fixed order."""
-    counts = [replay.inserted, replay.learned_from, replay.trained, replay.due, replay._samples]
+    counts = [replay.inserted, replay.learned_from, replay.trained, replay._samples]
     parts: list[Any] = [np.array(counts)]
     for shard in replay._shards:
         state = shard.state()

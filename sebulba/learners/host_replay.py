@@ -32,7 +32,6 @@ class HostReplay:
       inserted: sequences completed so far.
       learned_from: those among them that made updates due, since learning started.
       trained: sequences that updates have learned from.
-      due: updates that became due so far.
     """
 
     def __init__(self, config: R2D2Config, agent: Agent, spec: EnvSpec, topology: Topology) -> None:
@@ -62,7 +61,6 @@ class HostReplay:
         self.inserted = 0
         self.learned_from = 0
         self.trained = 0
-        self.due = 0
         self._samples = 0
         self._snapshot: Snapshot | None = None
 
@@ -74,15 +72,12 @@ class HostReplay:
                 if self._snapshot is not None:
                     self._snapshot.keep(number, lane, shard.next_slot(lane))
                 completed += shard.insert(lane, part, errors(part), priority)
-        config = self._config
         self.inserted += completed
-        if self.inserted < config.replay.min_size:
+        if self.inserted < self._config.replay.min_size:
             return 0
+        before = self._updates()
         self.learned_from += completed
-        # From the whole count each time, so that no rounding adds up.
-        due = int(self.learned_from * config.replay.ratio / config.sequences_per_update)
-        new, self.due = due - self.due, due
-        return new
+        return self._updates() - before
 
     def sample(self) -> list[Sample]:
         """One sample of each shard. Random numbers follow from the number of the sample."""
@@ -124,7 +119,7 @@ class HostReplay:
         The learner goes on meanwhile. A save that is still under way is completed first.
         """
         self.finish()
-        counts = [self.inserted, self.learned_from, self.trained, self.due, self._samples]
+        counts = [self.inserted, self.learned_from, self.trained, self._samples]
         self._snapshot = Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> bool:
@@ -132,8 +127,13 @@ class HostReplay:
         counts = load(path, self._shards)
         if counts is None:
             return False
-        self.inserted, self.learned_from, self.trained, self.due, self._samples = counts.tolist()
+        self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
         return True
+
+    def _updates(self) -> int:
+        """Updates that were due so far: from the whole count, so that no rounding adds up."""
+        sequences = self.learned_from * self._config.replay.ratio
+        return int(sequences / self._config.sequences_per_update)
 
     def finish(self) -> None:
         """Wait for a save under way, and raise what went wrong in it."""

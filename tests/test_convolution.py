@@ -1,0 +1,215 @@
+"""conv2d and max_pool against XLA's own operations: values, gradients, and what is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from sebulba import convolution
+from sebulba.convolution import conv2d, max_pool
+
+CONVOLUTIONS = {
+    "shallow 1": ((5, 36, 36, 4), (8, 8, 8), 4, "VALID"),
+    "shallow 2": ((5, 12, 12, 3), (4, 4, 5), 2, "VALID"),
+    "shallow 3": ((5, 7, 7, 3), (3, 3, 4), 1, "VALID"),
+    "deep": ((5, 9, 9, 3), (3, 3, 4), 1, "SAME"),
+    "odd, SAME": ((5, 11, 8, 2), (3, 3, 4), 2, "SAME"),
+    "kernel not a multiple of the stride": ((5, 13, 14, 2), (5, 3, 4), (3, 2), "VALID"),
+    "kernel smaller than the stride": ((5, 11, 11, 2), (1, 2, 3), 3, "SAME"),
+    "explicit": ((5, 9, 10, 2), (3, 4, 3), (2, 1), ((2, 0), (1, 3))),
+    "one pixel": ((5, 3, 3, 2), (3, 3, 4), 1, "VALID"),
+}
+POOLS = {
+    "deep": ((3, 11, 11, 2), 3, 2, "SAME"),
+    "deep, even": ((3, 8, 8, 2), 3, 2, "SAME"),
+    "halves": ((3, 8, 9, 2), 2, 2, "VALID"),
+    "dense": ((3, 6, 6, 2), 3, 1, "SAME"),
+    "uneven": ((3, 10, 9, 2), (3, 2), (2, 3), ((1, 2), (0, 1))),
+}
+
+
+def native_conv(x: Any, kernel: Any, strides: Any, padding: Any) -> Any:
+    strides = (strides, strides) if isinstance(strides, int) else strides
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+
+
+def native_pool(x: Any, window: Any, strides: Any, padding: Any) -> Any:
+    window = (window, window) if isinstance(window, int) else window
+    strides = (strides, strides) if isinstance(strides, int) else strides
+    padding = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def conv_inputs(name: str) -> tuple[jax.Array, jax.Array, Any, Any]:
+    shape, (height, width, out), strides, padding = CONVOLUTIONS[name]
+    kernel = normal(1, (height, width, shape[3], out))
+    return normal(0, shape), kernel, strides, padding
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    assert jax.tree.map(jnp.shape, actual) == jax.tree.map(jnp.shape, expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(np.asarray(e, np.float64)).max()
+        np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * scale)
+
+
+def value_and_gradients(f: Any, *arguments: jax.Array) -> Any:
+    """f, and its vector-Jacobian product with an output that is different everywhere."""
+
+    def run(*arguments: jax.Array) -> Any:
+        y, vjp = jax.vjp(f, *arguments)
+        return y, vjp(jnp.sin(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
+    return jax.jit(run)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames"), [*((name, 2) for name in CONVOLUTIONS), ("deep", 1), ("deep", 5)]
+)
+def test_conv2d_equals_xla(name: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also over several chunks of frames, the last of them shorter."""
+    x, kernel, strides, padding = conv_inputs(name)
+    monkeypatch.setattr(convolution, "_frames_per_chunk", lambda batch, size: frames)
+    ours = value_and_gradients(lambda x, k: conv2d(x, k, None, strides, padding), x, kernel)
+    xla = value_and_gradients(lambda x, k: native_conv(x, k, strides, padding), x, kernel)
+    assert_close(ours, xla)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pool_equals_xla(name: str) -> None:
+    """Rounded pixels make ties, which the first pixel of the window wins."""
+    shape, window, strides, padding = POOLS[name]
+    x = jnp.round(normal(0, shape))
+    ours = value_and_gradients(lambda x: max_pool(x, window, strides, padding), x)
+    xla = value_and_gradients(lambda x: native_pool(x, window, strides, padding), x)
+    assert_close(ours, xla)
+
+
+def test_bias_is_added_to_every_pixel() -> None:
+    x, kernel, strides, padding = conv_inputs("deep")
+    bias = jnp.arange(4.0)
+    with_bias = conv2d(x, kernel, bias, strides, padding)
+    assert_close(with_bias, native_conv(x, kernel, strides, padding) + bias)
+
+
+def test_bfloat16_gives_bfloat16() -> None:
+    x, kernel, strides, padding = conv_inputs("deep")
+    x, kernel = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    y, grads = value_and_gradients(lambda x, k: conv2d(x, k, None, strides, padding), x, kernel)
+    assert {a.dtype for a in (y, *grads)} == {jnp.dtype(jnp.bfloat16)}
+    expected = native_conv(x.astype(jnp.float32), kernel.astype(jnp.float32), strides, padding)
+    assert_close(y.astype(jnp.float32), expected, 1e-2)
+    pooled, _ = value_and_gradients(lambda x: max_pool(x, 3, 2), x)
+    assert pooled.dtype == jnp.bfloat16
+
+
+def test_mixed_dtypes_are_promoted() -> None:
+    x, kernel, strides, padding = conv_inputs("deep")
+    half = x.astype(jnp.bfloat16)
+    assert_close(
+        conv2d(half, kernel, None, strides, padding),
+        native_conv(half.astype(jnp.float32), kernel, strides, padding),
+    )
+
+
+def test_integer_images_are_read_in_the_kernels_dtype() -> None:
+    _, kernel, strides, padding = conv_inputs("shallow 1")
+    pixels = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 36, 36, 4)), jnp.uint8)
+
+    def loss(conv: Any, kernel: jax.Array) -> Any:
+        return jnp.sin(conv(kernel) / 1000).sum()
+
+    ours = jax.value_and_grad(loss, 1)(lambda k: conv2d(pixels, k, None, strides, padding), kernel)
+    images = pixels.astype(jnp.float32)
+    xla = jax.value_and_grad(loss, 1)(lambda k: native_conv(images, k, strides, padding), kernel)
+    assert_close(ours, xla, 1e-4)
+
+
+def lowered(platform: str) -> str:
+    """What an update of one convolution and one pooling is on a platform."""
+
+    def loss(x: jax.Array, kernel: jax.Array) -> Any:
+        return max_pool(conv2d(x, kernel), 3, 2).sum()
+
+    x, kernel, _, _ = conv_inputs("deep")
+    gradients = jax.jit(jax.grad(loss, (0, 1)))
+    return gradients.trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
+def test_accelerators_run_xlas_operations(platform: str) -> None:
+    text = lowered(platform)
+    assert text.count("stablehlo.convolution") == 3
+    assert "stablehlo.select_and_scatter" in text
+    assert "stablehlo.dot_general" not in text
+
+
+def test_cpu_runs_none_of_them() -> None:
+    text = lowered("cpu")
+    assert "stablehlo.dot_general" in text
+    for slow in ("convolution", "select_and_scatter", "reduce_window"):
+        assert f"stablehlo.{slow}" not in text
+
+
+def test_the_gradient_nobody_asks_for_is_not_computed() -> None:
+    def products(argnums: Any) -> int:
+        gradient = jax.jit(jax.grad(lambda x, k: jnp.sin(conv2d(x, k)).sum(), argnums))
+        x, kernel, _, _ = conv_inputs("deep")
+        return gradient.lower(x, kernel).compile().as_text().count(" dot(")
+
+    assert products(1) == products((0, 1)) - 1
+
+
+def test_works_in_scan_and_shard_map() -> None:
+    x, kernel, strides, padding = conv_inputs("deep")
+    x = jnp.concatenate([x, -x])[:8]
+
+    def loss(conv: Any, x: jax.Array, kernel: jax.Array) -> Any:
+        return jnp.sin(conv(x, kernel)).sum()
+
+    def ours(x: jax.Array, kernel: jax.Array) -> Any:
+        return conv2d(x, kernel, None, strides, padding)
+
+    def xla(x: jax.Array, kernel: jax.Array) -> Any:
+        return native_conv(x, kernel, strides, padding)
+
+    def body(total: jax.Array, x: jax.Array) -> Any:
+        return total + jax.grad(loss, 2)(ours, x, kernel), None
+
+    expected = jax.grad(loss, 2)(xla, x, kernel)
+    in_scan, _ = lax.scan(body, jnp.zeros_like(kernel), x.reshape(2, 4, *x.shape[1:]))
+    assert_close(in_scan, expected)
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
+    shards = jax.shard_map(
+        lambda x, kernel: lax.psum(jax.grad(loss, 2)(ours, x, kernel), "d"),
+        mesh=mesh,
+        in_specs=(PartitionSpec("d"), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    assert_close(jax.jit(shards)(x, kernel), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "strides"),
+    [
+        ((9, 9, 3), (3, 3, 3, 4), 1),
+        ((2, 9, 9, 3), (3, 3, 2, 4), 1),
+        ((2, 9, 9, 3), (3, 3, 3, 4), 0),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(shape: Any, kernel: Any, strides: int) -> None:
+    with pytest.raises(ValueError, match=r"must|fit"):
+        conv2d(jnp.zeros(shape), jnp.zeros(kernel), None, strides)
