@@ -119,6 +119,14 @@ PRESETS: dict[str, tuple[Config, str]] = {
         dataclasses.replace(
             _ATARI,
             preset="vtrace-atari-shallow",
+            envs_per_actor=16,
+            batch_size=16,
+            # Adam instead of the paper's RMSProp, whose large epsilon makes the first million
+            # frames slow: on Breakout, 200,000 steps end at 3.9 instead of 2.2.
+            optimiser=OptimiserConfig(
+                name="adam", learning_rate=6e-4, epsilon=1e-5, max_gradient_norm=0.5
+            ),
+            checkpoint=CheckpointConfig(every=200),
             network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
         ),
         "Atari with the three-convolution network: what a laptop can train.",
