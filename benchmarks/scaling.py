@@ -128,7 +128,9 @@ def report(rows: list[dict[str, Any]], path: Path) -> None:
             points.append((learners, statistics.median(rates), min(rates), max(rates)))
         first = points[0][1] / points[0][0]
         for learners, middle, _, _ in points:
-            print(f"{processes:>9} {learners:>8} {middle:>10,.0f} {middle / learners / first:>10.2f}")
+            print(
+                f"{processes:>9} {learners:>8} {middle:>10,.0f} {middle / learners / first:>10.2f}"
+            )
         xs, middles, lows, highs = zip(*points, strict=True)
         errors = [
             [middle - low for middle, low in zip(middles, lows, strict=True)],

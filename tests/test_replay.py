@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import resource
-import threading
-import time
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from replay_parts import (
+    CONFIG,
+    GEOMETRY,
+    STORAGES,
+    B,
+    Feed,
+    T,
+    mean_priority,
+    new_replay,
+    random_trajectory,
+    shapes_of,
+)
 
 from sebulba import presets
 from sebulba.agent import QAgent
-from sebulba.config import ConfigError, NetworkConfig, R2D2Config, ReplayConfig
-from sebulba.learners import Delivery, memory
+from sebulba.config import ConfigError, R2D2Config
+from sebulba.learners import memory
 from sebulba.learners.host_replay import HostReplay
 from sebulba.learners.priorities import Priorities
 from sebulba.learners.replay import ReplayShard, Sample
-from sebulba.learners.snapshot import Snapshot
-from sebulba.learners.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
+from sebulba.learners.storage import Geometry, nbytes
 from sebulba.topology import Topology
-from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
-
-T, B = 3, 2
-STORAGES = {"host": HostStorage, "device": DeviceStorage}
-GEOMETRY = Geometry(lanes=3, slots=5, num_envs=B, span=2)
-
+from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
 # Priorities
 
@@ -107,39 +107,6 @@ def test_a_sequence_without_errors_keeps_a_small_chance_until_it_is_cleared() ->
 
 
 # One shard against a model
-
-
-def random_trajectory(rng: np.random.Generator, num_envs: int = B) -> Trajectory:
-    shape = (T + 1, num_envs)
-    observation = {
-        "observation": rng.integers(0, 256, (*shape, 2, 3)).astype(np.uint8),
-        "action": rng.integers(0, 4, shape).astype(np.int32),
-    }
-    reward, discount = rng.normal(size=(2, *shape)).astype(np.float32)
-    timestep = Timestep(observation, reward, discount, rng.random(shape) < 0.2)
-    actor = ActorOutput(rng.integers(0, 4, (T, num_envs)).astype(np.int32), extras=reward[1:])
-    state = {"lstm": rng.normal(size=(2, num_envs, 5)).astype(np.float32)[0]}
-    return Trajectory(timestep, actor, state)
-
-
-def shapes_of(trajectory: Trajectory) -> Block:
-    def batch_major(leaf: np.ndarray) -> Any:
-        return jax.ShapeDtypeStruct((B, T, *leaf.shape[2:]), leaf.dtype)
-
-    return Block(
-        jax.tree.map(batch_major, trajectory.timestep),
-        batch_major(trajectory.actor.action),
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _state(trajectory)),
-    )
-
-
-def _state(trajectory: Trajectory) -> Any:
-    return trajectory.initial_state
-
-
-def mean_priority(errors: np.ndarray) -> np.ndarray:
-    result: np.ndarray = np.nanmean(errors, axis=0)
-    return result
 
 
 class Model:
@@ -292,54 +259,6 @@ def test_each_step_is_stored_once(kind: str) -> None:
 
 # The replay of a host
 
-SPEC = EnvSpec(ArraySpec((2, 3), np.dtype(np.uint8)), DiscreteSpec(4), B)
-SPEC = SPEC._replace(
-    observation={"observation": SPEC.observation, "action": ArraySpec((), np.dtype(np.int32))}
-)
-CONFIG = R2D2Config(
-    envs_per_actor=2 * B,
-    batch_size=2 * B,
-    actors_per_device=2,
-    unroll_length=T,
-    sequence_length=2 * T,
-    burn_in=T,
-    sequences_per_update=8,
-    network=NetworkConfig(hidden_sizes=(4,), core="lstm", core_size=5),
-    replay=ReplayConfig(capacity=4 * B * 6, min_size=4),
-)
-
-
-def new_replay(kind: str = "host", num_devices: int = 3, **changes: Any) -> HostReplay:
-    """Two learner devices by default; nothing but the agent's state is used of it."""
-    replay = dataclasses.replace(CONFIG.replay, placement=kind, **changes.pop("replay", {}))
-    config = dataclasses.replace(CONFIG, replay=replay, **changes)
-    topology = Topology.split(1, jax.devices()[:num_devices])
-    return HostReplay(config, QAgent(config.network, SPEC), SPEC, topology)
-
-
-class Feed:
-    """Random deliveries, lane after lane."""
-
-    def __init__(self, seed: int, num_learners: int = 2) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._num_learners = num_learners
-        self._lane = 0
-
-    def into(self, replay: HostReplay, count: int = 1) -> int:
-        """Insert ``count`` unrolls; returns the updates that became due."""
-        return sum(
-            replay.insert([self.delivery()], self._errors, mean_priority) for _ in range(count)
-        )
-
-    def delivery(self) -> Delivery:
-        self._lane = (self._lane + 1) % 2
-        trajectories = [random_trajectory(self._rng) for _ in range(self._num_learners)]
-        state = {"lstm": (np.float32(self._rng.normal(size=(B, 5))),) * 2}
-        return Delivery(self._lane, [t._replace(initial_state=state) for t in trajectories])
-
-    def _errors(self, trajectory: Trajectory) -> Any:
-        return self._rng.random((T, B)).astype(np.float32)
-
 
 def test_counts_size_and_capacity() -> None:
     replay, feed = new_replay(), Feed(0)
@@ -470,208 +389,3 @@ def test_nothing_grows(kind: str) -> None:
         assert held() == before
     finally:
         tracemalloc.stop()
-
-
-# Snapshots
-
-
-def everything(replay: HostReplay) -> list[np.ndarray]:
-    """Copies of all that a replay holds, in a fixed order."""
-    counts = [replay.inserted, replay.learned_from, replay.trained, replay._samples]
-    parts: list[Any] = [np.array(counts)]
-    for shard in replay._shards:
-        state = shard.state()
-        parts += [np.array(state[name]) for name in sorted(state)]
-        for place in shard.used():
-            parts += [np.array(block) for block in shard.storage.blocks(*place)]
-    return parts
-
-
-def assert_equal(one: list[np.ndarray], other: list[np.ndarray]) -> None:
-    assert len(one) == len(other)
-    for left, right in zip(one, other, strict=True):
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(left, right)
-
-
-def draws_of(replay: HostReplay) -> list[Any]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(replay.sample())]
-
-
-@pytest.mark.parametrize("unrolls", [0, 1, 3, 9, 30])
-@pytest.mark.parametrize("kind", STORAGES)
-def test_a_replay_is_restored_exactly(kind: str, unrolls: int, tmp_path: Path) -> None:
-    replay, feed = new_replay(kind), Feed(unrolls)
-    feed.into(replay, unrolls)
-    if unrolls > 6:
-        replay.update(replay.sample(), [np.full(4, 7.0), np.full(4, 8.0)])
-    replay.save(tmp_path / "5")
-    replay.finish()
-    other = new_replay(kind)
-    assert other.load(tmp_path / "5")
-    assert_equal(everything(other), everything(replay))
-    feeds = Feed(77), Feed(77)
-    due = feeds[0].into(replay, 5), feeds[1].into(other, 5)
-    assert due[0] == due[1]
-    assert_equal(everything(other), everything(replay))
-    if unrolls > 3:
-        assert_equal(draws_of(other), draws_of(replay))
-
-
-@pytest.mark.parametrize("before", [7, 30])
-@pytest.mark.parametrize("kind", STORAGES)
-def test_a_snapshot_is_the_replay_at_the_moment_of_saving(
-    kind: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inserts that overwrite everything go on while it is being written, place by place."""
-    take, turns = Snapshot._take, threading.Semaphore(0)
-
-    def slow_take(self: Snapshot, place: Any) -> list[np.ndarray]:
-        assert turns.acquire(timeout=20)
-        return take(self, place)
-
-    monkeypatch.setattr(Snapshot, "_take", slow_take)
-    replay, feed = new_replay(kind), Feed(before)
-    feed.into(replay, before)
-    expected = everything(replay)
-    replay.save(tmp_path / "1")
-    for _ in range(40):
-        feed.into(replay)
-        replay.update(replay.sample(), [np.ones(4), np.ones(4)])
-        turns.release()
-    turns.release(1000)
-    replay.finish()
-    saved = new_replay(kind)
-    assert saved.load(tmp_path / "1")
-    assert_equal(everything(saved), expected)
-
-
-@pytest.mark.parametrize("kind", STORAGES)
-def test_inserts_race_with_the_writer(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer looks at the storage while the learner writes to it, in every order."""
-    tree_leaves = jax.tree.leaves
-
-    def slow_leaves(*args: Any, **kwargs: Any) -> Any:
-        leaves = tree_leaves(*args, **kwargs)
-        if threading.current_thread().name == "replay-snapshot":
-            time.sleep(0.002)
-        return leaves
-
-    monkeypatch.setattr(jax.tree, "leaves", slow_leaves)
-    replay, feed = new_replay(kind), Feed(0)
-    feed.into(replay, 30)
-    expected = everything(replay)
-    replay.save(tmp_path / "1")
-    feed.into(replay, 40)
-    replay.finish()
-    saved = new_replay(kind)
-    assert saved.load(tmp_path / "1")
-    assert_equal(everything(saved), expected)
-
-
-def test_inserts_do_not_wait_for_the_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take, go = Snapshot._take, threading.Event()
-
-    def held_up(self: Snapshot, place: Any) -> list[np.ndarray]:
-        assert go.wait(20)
-        return take(self, place)
-
-    monkeypatch.setattr(Snapshot, "_take", held_up)
-    replay, feed = new_replay(), Feed(0)
-    feed.into(replay, 20)
-    start = time.perf_counter()
-    replay.save(tmp_path / "1")
-    feed.into(replay, 20)
-    assert time.perf_counter() - start < 1
-    go.set()
-    replay.finish()
-
-
-def test_only_the_last_complete_snapshot_stays(tmp_path: Path) -> None:
-    replay, feed = new_replay(), Feed(0)
-    for updates in (1, 2, 2, 3):
-        feed.into(replay, 3)
-        replay.save(tmp_path / str(updates))
-    replay.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
-
-
-def test_a_half_written_snapshot_is_not_read(tmp_path: Path) -> None:
-    replay, feed = new_replay(), Feed(0)
-    feed.into(replay, 9)
-    replay.save(tmp_path / "1")
-    replay.finish()
-    half = tmp_path / "2.tmp"
-    (tmp_path / "1").rename(half)
-    fresh = new_replay()
-    assert not fresh.load(tmp_path / "2") and not fresh.load(tmp_path / "1")
-    assert fresh.sizes() == [0, 0]
-    # The next one that is complete takes its place.
-    (half / "unrolls_0_0.npy").write_bytes(b"half")
-    replay.save(tmp_path / "2")
-    replay.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    assert fresh.load(tmp_path / "2")
-    assert_equal(everything(fresh), everything(replay))
-
-
-# Each of these has as many places for sequences as the replay that was saved, or as many arrays.
-OTHERS: dict[str, Callable[[], HostReplay]] = {
-    "more devices": lambda: new_replay(num_devices=5, sequences_per_update=8),
-    "one device": lambda: new_replay(num_devices=2),
-    "a larger one": lambda: new_replay(replay={"capacity": 100}),
-    "fewer lanes with more environments": lambda: new_replay(
-        actors_per_device=1, envs_per_actor=4 * B, batch_size=4 * B
-    ),
-    "shorter unrolls": lambda: new_replay(unroll_length=1, sequence_length=2, burn_in=1),
-    "longer sequences": lambda: new_replay(sequence_length=3 * T, replay={"capacity": 4 * B * 5}),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_replay_of_another_size_is_not_read(other: str, tmp_path: Path) -> None:
-    replay, feed = new_replay(), Feed(0)
-    feed.into(replay, 20)
-    replay.save(tmp_path / "1")
-    replay.finish()
-    fresh = OTHERS[other]()
-    before = everything(fresh)
-    assert not fresh.load(tmp_path / "1")
-    assert_equal(everything(fresh), before)
-
-
-def test_a_failed_write_is_raised_by_the_next_insert(tmp_path: Path) -> None:
-    replay, feed = new_replay(), Feed(0)
-    feed.into(replay, 9)
-    (tmp_path / "file").write_text("in the way")
-    replay.save(tmp_path / "file" / "1")
-    assert replay._snapshot is not None
-    replay._snapshot._thread.join()
-    with pytest.raises(OSError, match="file") as caught:
-        feed.into(replay)
-    assert "replay-snapshot" in caught.value.__notes__[0]
-    with pytest.raises(OSError):
-        replay.finish()
-
-
-def test_a_full_disk_is_raised_and_leaves_the_snapshot_before(tmp_path: Path) -> None:
-    replay, feed = new_replay(replay={"capacity": 2_000}), Feed(0)
-    feed.into(replay, 9)
-    replay.save(tmp_path / "1")
-    replay.finish()
-    feed.into(replay, 400)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The file of the observations does not fit. (Python ignores the signal that comes with it.)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        replay.save(tmp_path / "2")
-        with pytest.raises(OSError):
-            replay.finish()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert new_replay(replay={"capacity": 2_000}).load(tmp_path / "1")
-    assert not new_replay(replay={"capacity": 2_000}).load(tmp_path / "2")
