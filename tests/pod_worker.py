@@ -4,6 +4,7 @@
 environments of host 1 raise.
 """
 
+# ruff: noqa: E402 (JAX reads the environment when it is imported.)
 from __future__ import annotations
 
 import hashlib
