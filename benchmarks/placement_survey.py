@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from sebulba import placement, tpu
+from sebulba import mesh_probe, placement, tpu
 from sebulba.topology import Topology
 
 MOST_DEVICES = 2048
@@ -33,6 +33,7 @@ def survey() -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "jax": version("jax"),
         "libtpu": version("libtpu"),
+        "sizes": list(mesh_probe.SIZES),
         "command": "python benchmarks/placement_survey.py sebulba/placement.json",
         "slices": slices,
     }
@@ -41,14 +42,14 @@ def survey() -> dict[str, Any]:
 def _ask(tpu_slice: tpu.Slice) -> dict[str, Any]:
     devices = tpu.devices(tpu_slice)
     first = Topology.split(1, devices)
-    accepted, refused = [], {}
-    for topology in [first, *placement.alternatives(first, devices)]:
-        why = placement.ask_compiler(topology)
-        if why is None:
-            accepted.append(topology.layout)
-        else:
-            refused[topology.layout] = why
-    return {"accepted": accepted, "refused": refused}
+    every = [first, *placement.alternatives(first, devices)]
+    answers = placement.tpu_compiler(tpu_slice)(every)
+    named = {topology.layout: why for topology, why in zip(every, answers, strict=True)}
+    return {
+        "shape": tpu_slice.shape,
+        "accepted": [layout for layout, why in named.items() if why is None],
+        "refused": {layout: why for layout, why in named.items() if why is not None},
+    }
 
 
 if __name__ == "__main__":

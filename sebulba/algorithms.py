@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import optax
 
 from sebulba import distributions
@@ -18,22 +20,30 @@ CONFIGS: dict[str, type[Config]] = {"R2D2Config": R2D2Config, "VTraceConfig": VT
 """The config class of every algorithm, by name."""
 
 
-def make_agent(config: Config, spec: EnvSpec, *, greedy: bool = False) -> Agent:
-    """The reference agent for ``config``; ``greedy`` takes the best action, for evaluation.
+def make_agent(
+    config: Config,
+    spec: EnvSpec,
+    *,
+    acts: Literal["training", "evaluating", "greedily"] = "training",
+) -> Agent:
+    """The reference agent for ``config``.
 
-    R2D2's takes random actions with ``config.evaluation_epsilon`` where it is not greedy;
-    ``make_exploration`` is for training.
+    V-trace's samples from its policy, unless it acts ``greedily``. R2D2's takes the best action,
+    but when ``evaluating`` a random one with ``config.evaluation_epsilon``; in training,
+    ``make_exploration`` adds the random ones.
 
     Raises:
       ConfigError: the network does not fit the observation.
     """
     _check_observation(config, spec)
     if isinstance(config, R2D2Config):
+        epsilon = config.evaluation_epsilon if acts == "evaluating" else 0.0
         try:
-            return QAgent(config.network, spec, 0.0 if greedy else config.evaluation_epsilon)
+            return QAgent(config.network, spec, epsilon)
         except ValueError as error:
             raise ConfigError(f"{config.env}: {error}") from error
-    return PolicyAgent(config.network, spec, _distribution(config, spec), greedy)
+    distribution = _distribution(config, spec)
+    return PolicyAgent(config.network, spec, distribution, greedy=acts == "greedily")
 
 
 def make_learner(

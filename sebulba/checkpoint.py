@@ -17,7 +17,7 @@ Counts = dict[str, float]
 
 
 class Checkpointer:
-    """The checkpoints of one run, named by the number of updates behind them."""
+    """The checkpoints of one run, named by the number of turns behind them."""
 
     def __init__(self, directory: Path, keep: int = 1) -> None:
         """``directory`` is made when the first checkpoint is written."""
@@ -34,23 +34,23 @@ class Checkpointer:
         )
 
     def latest(self) -> int | None:
-        """Updates behind the last complete checkpoint; None where there is none."""
+        """Turns behind the last complete checkpoint; None where there is none."""
         latest: int | None = self._manager.latest_step()
         return latest
 
-    def save(self, updates: int, state: Any, params: Params, counts: Counts) -> None:
+    def save(self, turn: int, state: Any, params: Params, counts: Counts) -> None:
         """Start writing; returns once the arrays have been copied.
 
         ``params``, which is part of ``state``, is written again by itself, so that it can be read
         without the learner. A failed write is raised by a later call of ``save``, ``check`` or
         ``close``.
         """
-        if updates == self.latest():
+        if turn == self.latest():
             return
         # The learner donates its state to the next update, while this is still being written.
         copies = _copy((state, params))
         self._manager.save(
-            updates,
+            turn,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(copies[0]),
                 params=ocp.args.StandardSave(copies[1]),
@@ -58,38 +58,38 @@ class Checkpointer:
             ),
         )
 
-    def restore(self, updates: int, state: Any) -> tuple[Any, Counts]:
+    def restore(self, turn: int, state: Any) -> tuple[Any, Counts]:
         """State and counts of one checkpoint; ``state`` gives shapes and placement.
 
         Raises:
           ConfigError: the checkpoint holds arrays of other names or shapes.
         """
         restored = self._restore(
-            updates,
+            turn,
             state=ocp.args.StandardRestore(jax.tree.map(_abstract, state)),
             counts=ocp.args.JsonRestore(),
         )
         return restored["state"], dict(restored["counts"])
 
-    def counts(self, updates: int) -> Counts:
+    def counts(self, turn: int) -> Counts:
         """The counts of one checkpoint alone."""
-        return dict(self._restore(updates, counts=ocp.args.JsonRestore())["counts"])
+        return dict(self._restore(turn, counts=ocp.args.JsonRestore())["counts"])
 
-    def restore_params(self, updates: int, params: Params) -> Params:
+    def restore_params(self, turn: int, params: Params) -> Params:
         """The parameters alone; ``params`` gives shapes and placement.
 
         Raises:
           ConfigError: the checkpoint holds arrays of other names or shapes.
         """
         template = ocp.args.StandardRestore(jax.tree.map(_abstract, params))
-        return self._restore(updates, params=template)["params"]
+        return self._restore(turn, params=template)["params"]
 
-    def _restore(self, updates: int, **items: Any) -> Any:
+    def _restore(self, turn: int, **items: Any) -> Any:
         try:
-            return self._manager.restore(updates, args=ocp.args.Composite(**items))
+            return self._manager.restore(turn, args=ocp.args.Composite(**items))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"the checkpoint of update {updates} in {self._directory} does not fit this "
+                f"checkpoint {turn} in {self._directory} does not fit this "
                 "config's network and optimiser: use the config that wrote it."
             ) from error
 

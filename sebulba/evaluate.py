@@ -58,14 +58,14 @@ def evaluate_run(
     """
     _check(episodes, seed)
     config = load_config(directory)
-    update = last_checkpoint(directory)
+    checkpoints, turn = Checkpointer(checkpoints_in(directory)), last_checkpoint(directory)
     make_env = default_make_env(config)
     spec = probe(make_env)
-    agent = algorithms.make_agent(config, spec, greedy=greedy)
+    agent = algorithms.make_agent(config, spec, acts="greedily" if greedy else "evaluating")
     fresh = jax.jit(agent.init)(jax.random.key(0))
-    params = Checkpointer(checkpoints_in(directory)).restore_params(update, fresh)
+    params = checkpoints.restore_params(turn, fresh)
     result = evaluate(agent, params, make_env, episodes, seed=seed)
-    return dataclasses.replace(result, update=update)
+    return dataclasses.replace(result, update=int(checkpoints.counts(turn)["updates"]))
 
 
 def evaluate(

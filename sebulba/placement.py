@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from sebulba.compiler import Refused, compile_
+from sebulba import mesh_probe
 from sebulba.config import Config, ConfigError, R2D2Config
-from sebulba.topology import LEARNER_AXIS, Topology
+from sebulba.topology import Topology
+from sebulba.tpu import Slice, identify
 
-Ask = Callable[[Topology], str | None]
-"""Why the learner mesh of a topology does not work; None where it does."""
+Ask = Callable[[Sequence[Topology]], list[str | None]]
+"""Why the learner mesh of each topology does not work; None where it does."""
 
 
 class Placement(NamedTuple):
@@ -42,7 +41,7 @@ def choose(
     Args:
       config: wants ``num_inference`` acting devices on each host.
       devices: devices of all hosts; ``jax.devices()`` where None.
-      ask: None asks the compiler on TPUs, and nobody elsewhere.
+      ask: None takes ``known_or_asked`` on TPUs, and ``accept`` elsewhere.
 
     Raises:
       ConfigError: nothing works, or the split is impossible on any platform.
@@ -51,14 +50,15 @@ def choose(
     if config.placement == "shared":
         return Placement(Topology.shared(devices), None)
     if ask is None:
-        ask = ask_compiler if devices[0].platform == "tpu" else accept
+        ask = known_or_asked(devices) if devices[0].platform == "tpu" else accept
     batch = share(config)
     wanted = Topology.split(config.num_inference, devices, batch)
-    why = ask(wanted)
+    (why,) = ask([wanted])
     if why is None:
         return Placement(wanted, None)
-    for topology in alternatives(wanted, devices):
-        if batch % len(topology.learners) == 0 and ask(topology) is None:
+    others = [t for t in alternatives(wanted, devices) if batch % len(t.learners) == 0]
+    for topology, refused in zip(others, ask(others), strict=True):
+        if refused is None:
             return Placement(topology, f"{topology.layout}, since {wanted.layout} fails: {why}")
     raise ConfigError(
         f"no placement works on these devices ({wanted.layout}: {why}): make "
@@ -79,41 +79,70 @@ def alternatives(wanted: Topology, devices: Sequence[jax.Device]) -> list[Topolo
     return [*splits, Topology.shared(devices)]
 
 
-def ask_compiler(topology: Topology) -> str | None:
-    """Compile the mean over the learner mesh, the one thing that crosses its devices.
+def tpu_compiler(tpu_slice: Slice) -> Ask:
+    """Ask the TPU compiler, in a process of its own: 10 seconds or so."""
 
-    It takes about 0.2 s, 3 s on 2,048 devices; the whole update gets the same answer.
+    def ask(topologies: Sequence[Topology]) -> list[str | None]:
+        counts = [_acting_only(topology) for topology in topologies]
+        answers = mesh_probe.ask(tpu_slice, counts)
+        return [answers[count] for count in counts]
+
+    return ask
+
+
+def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
+    """The survey's answers, where this slice is in it and the compiler is the same; else ask.
+
+    Where nothing answers, only ``shared`` is accepted: no slice refuses all of its devices.
     """
-    mesh = topology.mesh
-    mean = jax.shard_map(
-        lambda x: lax.pmean(x, LEARNER_AXIS),
-        mesh=mesh,
-        in_specs=PartitionSpec(LEARNER_AXIS),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    sharding = NamedSharding(mesh, PartitionSpec(LEARNER_AXIS))
-    x = jax.ShapeDtypeStruct((mesh.size, 1024), jnp.float32, sharding=sharding)
+    tpu_slice = identify(devices)
+
+    def ask(topologies: Sequence[Topology]) -> list[str | None]:
+        try:
+            if tpu_slice is None:
+                raise mesh_probe.CannotAsk(f"{devices[0].device_kind} is not known")
+            answers = survey()
+            known = answers["slices"].get(tpu_slice.name, {})
+            if known.get("shape") == tpu_slice.shape and answers["libtpu"] == _libtpu_version():
+                return [known["refused"].get(topology.layout) for topology in topologies]
+            return tpu_compiler(tpu_slice)(topologies)
+        except mesh_probe.CannotAsk as error:
+            why = f"the TPU compiler cannot be asked ({error})"
+            return [why if _acting_only(topology) else None for topology in topologies]
+
+    return ask
+
+
+def _acting_only(topology: Topology) -> int:
+    return sum(device not in topology.learners for device in topology.inference)
+
+
+def _libtpu_version() -> str | None:
     try:
-        compile_(jax.jit(mean).lower(x))
-    except Refused as refused:
-        return str(refused)
-    return None
+        return version("libtpu")
+    except PackageNotFoundError:
+        return None
 
 
-def accept(topology: Topology) -> None:
+def accept(topologies: Sequence[Topology]) -> list[str | None]:
     """Every mesh works."""
-    return None
+    return [None] * len(topologies)
+
+
+def survey() -> dict[str, Any]:
+    """What the compiler said of every slice, with the date and versions: see placement.json."""
+    answers: dict[str, Any] = json.loads(files("sebulba").joinpath("placement.json").read_text())
+    return answers
 
 
 def surveyed(slice_name: str) -> str:
-    """What ``ask_compiler`` said of a Cloud TPU slice, when the survey was made; one line."""
-    survey = json.loads(files("sebulba").joinpath("placement.json").read_text())
-    answers = survey["slices"].get(slice_name)
-    source = f"asked on {survey['date']} with libtpu {survey['libtpu']}"
-    if answers is None:
+    """The survey's answer for a slice, in a line."""
+    answers = survey()
+    source = f"asked on {answers['date']} with libtpu {answers['libtpu']}"
+    known = answers["slices"].get(slice_name)
+    if known is None:
         return f"{slice_name} is not in the survey {source}"
-    return f"{slice_name} accepts {', '.join(answers['accepted'])} ({source})"
+    return f"{slice_name} accepts {', '.join(known['accepted'])} ({source})"
 
 
 def share(config: Config) -> int:

@@ -103,9 +103,16 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
         raise ConfigError(f"{error} Meanwhile: {placement.surveyed(tpu_slice.name)}.") from error
     spec = runner.probe(runner.default_make_env(config))
     machine = Machine(tpu_slice, spec.frame_skip, steps_per_core)
-    chosen = placement.choose(config, devices, placement.ask_compiler)
+    ask = placement.tpu_compiler(tpu_slice)
+    chosen = placement.choose(config, devices, ask)
+    topologies = sensible(config, devices)
     acts: dict[int, Program] = {}
-    rows = [_row(config, spec, topology, machine, acts) for topology in sensible(config, devices)]
+    rows = [
+        Row(topology.layout, _changes(config, fit(config, topology)), why)
+        if why is not None
+        else _row(config, spec, topology, machine, acts)
+        for topology, why in zip(topologies, ask(topologies), strict=True)
+    ]
     recommended, why = recommend(rows, chosen.topology.layout)
     return Plan(
         preset=config.preset,
@@ -129,9 +136,12 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
 def sensible(config: Config, devices: Sequence[jax.Device]) -> list[Topology]:
     """A quarter of the devices acting, every split whose learners divide the batch, ``shared``.
 
-    Where ``config.num_inference`` is given, only that split and ``shared``. Fewer than a quarter
+    Where ``config.num_inference`` is given, only that split and ``shared``; where
+    ``config.placement`` is shared, only that. Fewer than a quarter
     of the devices learning is not sensible: an update costs three times the actors' work.
     """
+    if config.placement == "shared":
+        return [Topology.shared(devices)]
     wanted = Topology.split(config.num_inference, devices)
     batch = placement.share(config)
     found = [wanted]
@@ -199,9 +209,6 @@ def _row(
 ) -> Row:
     config = fit(original, topology)
     changes = _changes(original, config)
-    why = placement.ask_compiler(topology)
-    if why is not None:
-        return Row(topology.layout, changes, why)
     lowered = lower(config, spec, topology)
     try:
         # Layouts with as many environments have the same step.

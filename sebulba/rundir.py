@@ -54,16 +54,16 @@ class RunDirectory:
             self.finish()
 
     def restore(self, state: Any) -> tuple[int, Any, Counts]:
-        """Updates, state and counts of the last complete checkpoint.
+        """Turns, state and counts of the last complete checkpoint.
 
         Raises:
           ConfigError: it does not fit ``state``.
         """
         assert self._checkpoints is not None
-        updates = self._checkpoints.latest()
-        assert updates is not None
-        restored, counts = self._checkpoints.restore(updates, state)
-        return updates, restored, counts
+        turn = self._checkpoints.latest()
+        assert turn is not None
+        restored, counts = self._checkpoints.restore(turn, state)
+        return turn, restored, counts
 
     def start(self, updates: int) -> None:
         """Write the config, and go on with the metrics of a run that has done ``updates``.
@@ -83,12 +83,12 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.write(row)
 
-    def save(self, updates: int, state: Any, params: Params, counts: Counts) -> Path | None:
+    def save(self, turn: int, state: Any, params: Params, counts: Counts) -> Path | None:
         """Start writing a checkpoint; returns where a learner's memory goes with it."""
         if self._checkpoints is None:
             return None
-        self._checkpoints.save(updates, state, params, counts)
-        return self.memory(updates)
+        self._checkpoints.save(turn, state, params, counts)
+        return self.memory(turn)
 
     def check(self) -> None:
         """Raise what went wrong in writing a checkpoint, if anything did."""
@@ -106,10 +106,10 @@ class RunDirectory:
             if metrics is not None:
                 metrics.close()
 
-    def memory(self, updates: int) -> Path:
+    def memory(self, turn: int) -> Path:
         """Where this host's learner keeps its memory (a replay) of a checkpoint."""
         assert self._config.out is not None
-        return self._config.out / "replay" / f"host-{jax.process_index()}" / str(updates)
+        return self._config.out / "replay" / f"host-{jax.process_index()}" / str(turn)
 
 
 def checkpoints_in(directory: Path) -> Path:
@@ -136,7 +136,7 @@ def load_config(directory: Path) -> Config:
 
 
 def last_checkpoint(directory: Path) -> int:
-    """Updates behind the last complete checkpoint of a run directory.
+    """Turns behind the last complete checkpoint of a run directory.
 
     Raises:
       ConfigError: there is none.
@@ -151,11 +151,11 @@ def last_checkpoint(directory: Path) -> int:
     return latest
 
 
-def check_resumable(config: Config) -> int:
-    """Updates behind the checkpoint that ``config`` resumes.
+def check_resumable(config: Config) -> None:
+    """Check that ``config`` can go on from a checkpoint.
 
     Raises:
-      ConfigError: there is none, or it belongs to another network or environment.
+      ConfigError: there is none, it is complete, or it belongs to another network or environment.
     """
     assert config.out is not None
     saved = load_config(config.out)
@@ -172,7 +172,7 @@ def check_resumable(config: Config) -> int:
                 "resumed run keeps its network, environment and optimiser. Drop that option, or "
                 "train in another --out."
             )
-    return _unfinished(config.out, config.total_steps)
+    _check_unfinished(config.out, config.total_steps)
 
 
 def _shaping(config: Config) -> dict[str, Any]:
@@ -187,15 +187,14 @@ def _shaping(config: Config) -> dict[str, Any]:
     return {name: fields[name] for name in sorted(chosen - {"network"})}
 
 
-def _unfinished(directory: Path, total_steps: int) -> int:
-    update = last_checkpoint(directory)
-    steps = Checkpointer(checkpoints_in(directory)).counts(update)["steps"]
+def _check_unfinished(directory: Path, total_steps: int) -> None:
+    turn = last_checkpoint(directory)
+    steps = Checkpointer(checkpoints_in(directory)).counts(turn)["steps"]
     if steps >= total_steps:
         raise ConfigError(
             f"total_steps is {total_steps}, but the run in {directory} has done {steps:.0f} "
             "steps: there is nothing to resume. Set the steps in all with --total-steps."
         )
-    return update
 
 
 @contextlib.contextmanager

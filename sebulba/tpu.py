@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -91,6 +92,11 @@ GENERATIONS = {
     )
 }
 _ALIASES = {"v5litepod": "v5e"}
+# What JAX calls them; some have had two names.
+_KINDS = {
+    **{f"TPU {name}": name for name in GENERATIONS},
+    **{"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"},
+}
 _SINGLE_HOST_V3_CPUS = 96
 
 
@@ -168,12 +174,32 @@ def parse(name: str) -> Slice:
             "(v5litepod-N is v5e-N). Set it with --slice."
         )
     shape = generation.shapes[int(count)]
-    chips = math.prod(int(side) for side in shape.split("x"))
+    chips = _count(shape)
     # v5e and v6e slices of up to 8 chips come on one host; larger ones on hosts of 4.
-    per_host = chips if chips in generation.cpus else 4
-    return Slice(
-        f"{generation.name}-{count}", generation, shape, chips, chips // per_host, per_host
-    )
+    return of(generation.name, shape, chips if chips in generation.cpus else 4)
+
+
+def of(generation: str, shape: str, chips_per_host: int) -> Slice:
+    """The slice of that generation and topology, whether or not Cloud TPU has a name for it."""
+    kind, chips = GENERATIONS[generation], _count(shape)
+    name = f"{generation}-{chips * kind.cores_per_chip}"
+    return Slice(name, kind, shape, chips, chips // chips_per_host, chips_per_host)
+
+
+def identify(devices: Sequence[jax.Device]) -> Slice | None:
+    """The slice that these devices of all hosts are; None where they are no known TPUs."""
+    generation = _KINDS.get(devices[0].device_kind)
+    if generation is None:
+        return None
+    places = {tuple(device.coords): device.process_index for device in devices}
+    sides = [max(side) - min(side) + 1 for side in zip(*places, strict=True)]
+    dimensions = 3 if generation in ("v4", "v5p") else 2
+    shape = "x".join(str(side) for side in sides[:dimensions])
+    return of(generation, shape, len(places) // len(set(places.values())))
+
+
+def _count(shape: str) -> int:
+    return math.prod(int(side) for side in shape.split("x"))
 
 
 def devices(tpu_slice: Slice) -> list[jax.Device]:

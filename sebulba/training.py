@@ -52,9 +52,9 @@ class TrainingRun:
         self._turn = 0
         counts: Counts = {}
         if config.resume:
-            self.updates, self._state, counts = directory.restore(self._state)
-            self._turn = int(counts["turn"])
-            self._notes.append(learner.load_memory(directory.memory(self.updates)))
+            self._turn, self._state, counts = directory.restore(self._state)
+            self.updates = int(counts["updates"])
+            self._notes.append(learner.load_memory(directory.memory(self._turn)))
         directory.start(self.updates)
         self._logged_turn = self._turn
         lanes = len(topology.inference) * config.actors_per_device
@@ -114,9 +114,11 @@ class TrainingRun:
         while self._meter.steps < config.total_steps and not self._stop:
             with self._meter.timed("queue_wait"):
                 deliveries = self._take()
-            with self._meter.timed("update"):
-                self._update(deliveries)
-            self._turn += 1
+            try:
+                with self._meter.timed("update"):
+                    self._update(deliveries)
+            finally:
+                self._turn += 1  # Also where an interrupt ends it: its unrolls are used up.
             with self._meter.timed("publish"):
                 self._publish()
             saves_now = self._turn % config.checkpoint.every == 0
@@ -206,9 +208,9 @@ class TrainingRun:
         return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
-        counts = {"turn": self._turn, **self._meter.count()}
+        counts = {"updates": self.updates, **self._meter.count()}
         params = self._learner.params(self._state)
-        memory = self._directory.save(self.updates, self._state, params, counts)
+        memory = self._directory.save(self._turn, self._state, params, counts)
         if memory is not None:
             self._learner.save_memory(memory)
 

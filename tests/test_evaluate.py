@@ -128,7 +128,9 @@ def actions_of(greedy: bool, seed: int) -> list[int]:
                 taken.extend(np.asarray(action).tolist())
             return super().step(action)
 
-    agent = algorithms.make_agent(tiny(), envs.Catch(1, 0).spec, greedy=greedy)
+    agent = algorithms.make_agent(
+        tiny(), envs.Catch(1, 0).spec, acts="greedily" if greedy else "evaluating"
+    )
     params = jax.tree.map(jnp.zeros_like, agent.init(jax.random.key(0)))
     params["PolicyValueHeads_0"]["Dense_0"]["bias"] = jnp.log(jnp.array([0.3, 0.4, 0.3]))
     sebulba.evaluate(agent, params, Recorded, 24, seed=seed)

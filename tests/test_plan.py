@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
 
 import sebulba
 from sebulba import placement, plan, plan_table, presets, programs, runner, tpu
@@ -69,6 +71,23 @@ def test_a_device_has_its_share_of_a_chip() -> None:
     assert v4.flops == 275e12 and v4.hbm_bytes == 32 * 2**30
 
 
+def test_devices_are_known_again() -> None:
+    pytest.importorskip("libtpu", reason=NEEDS_LIBTPU)
+    code = """
+import jax
+from sebulba import tpu
+jax.config.update("jax_platforms", "cpu")
+for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32"):
+    found = tpu.identify(tpu.devices(tpu.parse(name)))
+    assert found == tpu.parse(name), (name, found)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+
+
+def test_cpus_are_no_slice() -> None:
+    assert tpu.identify(jax.devices()) is None
+
+
 def test_unknown_slices_get_the_list() -> None:
     with pytest.raises(ConfigError, match=r"'v5e-17' is unknown.*v5e-16, v5e-32") as error:
         tpu.parse("v5e-17")
@@ -95,7 +114,7 @@ def shapes(tree: Any) -> Any:
 def tiny(preset: str, **changes: Any) -> Config:
     config = dataclasses.replace(
         presets.get(preset),
-        total_steps=100,
+        total_steps=300,
         envs_per_actor=4,
         batch_size=8,
         num_inference=2,
@@ -106,7 +125,7 @@ def tiny(preset: str, **changes: Any) -> Config:
         config = dataclasses.replace(
             config,
             sequences_per_update=4,
-            replay=dataclasses.replace(config.replay, capacity=64, min_size=8),
+            replay=dataclasses.replace(config.replay, capacity=64, min_size=4),
         )
     return config
 
@@ -409,11 +428,9 @@ def test_the_table_says_everything() -> None:
             "it is fast",
         ),
     )
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=100, file=io.StringIO())
     console.print(plan_table.render(made))
-    text = console.export_text()
+    text = console.file.getvalue()
     for part in (
         "a0,1-l2,3 does not compile: no such route",
         "a0-l1,2,3 needs --envs-per-actor 33",

@@ -35,7 +35,7 @@ def test_the_ladder_is_over_the_environments_of_all_hosts() -> None:
 @pytest.mark.parametrize(("greedy", "share"), [(False, 0.3), (True, 0.0)])
 def test_evaluation_explores_by_its_own_epsilon(greedy: bool, share: float) -> None:
     config = dataclasses.replace(CONFIG, evaluation_epsilon=0.3)
-    agent = algorithms.make_agent(config, SPEC, greedy=greedy)
+    agent = algorithms.make_agent(config, SPEC, acts="greedily" if greedy else "evaluating")
     env = make_env(2000)
     output, _ = jax.jit(agent.act)(
         params(), jax.random.key(0), env.reset(), agent.initial_state(2000)
@@ -123,5 +123,5 @@ def test_truncation_bootstraps_from_the_last_frame_and_termination_does_not() ->
         changed, *_ = td_errors(discount, seed=7, last=3)
         reached = CONFIG.n_step
         np.testing.assert_array_equal(first[:-reached], changed[:-reached])
-        assert (first[-reached:] != changed[-reached:]).any() == bool(discount)
+        assert ((first[-reached:] != changed[-reached:]) == bool(discount)).all()
     assert len(first) > CONFIG.n_step
