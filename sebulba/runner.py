@@ -8,7 +8,7 @@ from collections.abc import Callable
 import optax
 
 from sebulba import algorithms, distributed, envs, placement
-from sebulba.config import Config, ConfigError, validate
+from sebulba.config import Config, ConfigError, VTraceConfig, validate
 from sebulba.display import Progress
 from sebulba.learners import Learner, make_optimiser
 from sebulba.meter import Row
@@ -145,7 +145,8 @@ def _check_division(config: Config, topology: Topology) -> None:
             "that the learners divide it."
         )
     per_device = config.batch_size // learners
-    if per_device % config.gradient_accumulation:
+    # R2D2 divides sequences_per_update instead, and checks that itself.
+    if isinstance(config, VTraceConfig) and per_device % config.gradient_accumulation:
         raise ConfigError(
             f"gradient_accumulation {config.gradient_accumulation} does not divide the "
             f"{per_device} trajectories of each learner device (batch_size {config.batch_size} "
