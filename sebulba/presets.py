@@ -35,7 +35,7 @@ _CARTPOLE = VTraceConfig(
     batch_size=16,
     unroll_length=16,
     reward_scale=0.05,
-    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3, max_gradient_norm=0.5),
+    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, max_gradient_norm=0.5),
     log_every=100,
     checkpoint=CheckpointConfig(every=200),
 )

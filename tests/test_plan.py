@@ -390,11 +390,18 @@ def check_against_hand_count(made: dict[str, Any]) -> None:
         assert found["update"]["flops"] == pytest.approx(expected, rel=0.1)
 
 
+surveyed = pytest.mark.skipif(
+    not RESULTS.exists(), reason="benchmarks/tpu_compile.py has not written its table yet"
+)
+
+
+@surveyed
 def test_operations_in_the_results_agree_with_a_hand_count() -> None:
     plans = {(p["preset"], p["slice"]): p for p in json.loads(RESULTS.read_text())["plans"]}
     check_against_hand_count(plans["vtrace-atari", "v3-8"])
 
 
+@surveyed
 @pytest.mark.parametrize("preset", ["vtrace-atari", "r2d2-atari"])
 def test_the_results_have_every_slice(preset: str) -> None:
     plans = {(p["preset"], p["slice"]): p for p in json.loads(RESULTS.read_text())["plans"]}
