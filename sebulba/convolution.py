@@ -91,12 +91,10 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def _pads(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: Any) -> Pads:
-    pads = (
-        lax.padtype_to_pads(shape, window, strides, padding)
-        if isinstance(padding, str)
-        else [(int(low), int(high)) for low, high in padding]
-    )
-    return pads[0], pads[1]
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(shape, window, strides, padding)
+    (top, bottom), (left, right) = padding
+    return (top, bottom), (left, right)
 
 
 # Convolution. The gradient is stated outside the choice of platform, so that differentiation
@@ -108,12 +106,6 @@ def _conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     cpu, native = partial(_cpu_conv, strides, pads), partial(_native_conv, strides, pads)
     y: Array = lax.platform_dependent(x, kernel, cpu=cpu, default=native)
     return y
-
-
-def _conv_fwd(
-    strides: Pair, pads: Pads, x: Array, kernel: Array
-) -> tuple[Array, tuple[Array, Array]]:
-    return _conv(strides, pads, x, kernel), (x, kernel)
 
 
 def _conv_bwd(
@@ -136,7 +128,7 @@ def _conv_bwd(
     return dx, dkernel
 
 
-_conv.defvjp(_conv_fwd, _conv_bwd)
+_conv.defvjp(lambda s, p, x, kernel: (_conv(s, p, x, kernel), (x, kernel)), _conv_bwd)
 
 
 def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
@@ -151,36 +143,41 @@ def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
 
 def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     taps = _kernel_to_blocks(strides, kernel)
-    rows, columns, _, out = taps.shape
-    height, width = _out_shape(strides, pads, x, kernel)
+    rows, columns, channels, out = taps.shape
+    to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
+    _, height, width, _ = jax.eval_shape(to_blocks, x).shape
+    height, width = height - rows + 1, width - columns + 1
+    # Windows of columns go into the product, or columns of products into the sum: what is smaller.
+    gather = columns * channels + rows * out < rows * columns * out
+    if gather:
+        taps = taps.reshape(rows, 1, columns * channels, out)
     weights = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
 
     def frames(x: Array) -> Array:
-        blocks = _to_blocks(strides, pads, kernel.shape, x)
-        y = blocks @ weights
+        blocks = to_blocks(x)
+        y = (_windows(width, columns, blocks) if gather else blocks) @ weights
         shifted = [
-            y[:, i : i + height, j : j + width, (i * columns + j) * out :][..., :out]
-            for i, j in np.ndindex(rows, columns)
+            y[:, i : i + height, j : j + width, n * out : (n + 1) * out]
+            for n, (i, j) in enumerate(np.ndindex(*taps.shape[:2]))
         ]
         return sum(shifted[1:], shifted[0]).astype(kernel.dtype)
 
-    return _by_chunks(frames, height * width * weights.shape[1], x)
+    return _by_chunks(frames, height * width * (weights.shape[1] + gather * weights.shape[0]), x)
 
 
 def _cpu_dx(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
     taps = _kernel_to_blocks(strides, kernel)
-    rows, columns, channels, out = taps.shape
-    weights = taps.transpose(3, 0, 1, 2).reshape(out, -1)
+    rows, columns = taps.shape[:2]
+    weights = taps.transpose(3, 0, 1, 2).reshape(taps.shape[3], -1)
 
     def frames(x: Array, dy: Array) -> Array:
         # Without the barrier every product would be fused into its nine readers.
         t = lax.optimization_barrier(dy.astype(jnp.float32) @ weights)
         dblocks = [
-            jnp.pad(
-                t[..., (i * columns + j) * channels :][..., :channels],
-                ((0, 0), (i, rows - 1 - i), (j, columns - 1 - j), (0, 0)),
+            jnp.pad(part, ((0, 0), (i, rows - 1 - i), (j, columns - 1 - j), (0, 0)))
+            for part, (i, j) in zip(
+                jnp.split(t, rows * columns, axis=-1), np.ndindex(rows, columns), strict=True
             )
-            for i, j in np.ndindex(rows, columns)
         ]
         to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
         dx: Array = jax.vjp(to_blocks, x)[1](sum(dblocks[1:], dblocks[0]))[0]
@@ -195,8 +192,7 @@ def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) 
     height, width = dy.shape[1:3]
 
     def frames(x: Array, dy: Array) -> Array:
-        blocks = lax.optimization_barrier(_to_blocks(strides, pads, kernel.shape, x))
-        windows = jnp.stack([blocks[:, :, j : j + width] for j in range(columns)], axis=3)
+        windows = _windows(width, columns, _to_blocks(strides, pads, kernel.shape, x))
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
             [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
@@ -208,12 +204,12 @@ def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) 
     return dkernel
 
 
-def _out_shape(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Pair:
-    height, width = (
-        (n + low + high - k) // s + 1
-        for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel.shape, strides, strict=False)
-    )
-    return height, width
+def _windows(width: int, columns: int, blocks: Array) -> Array:
+    """[N, H, width, columns * C]: beside each block, the ones to its right."""
+    # Without the barrier each of the slices would compute the blocks anew.
+    blocks = lax.optimization_barrier(blocks)
+    windows = jnp.stack([blocks[:, :, j : j + width] for j in range(columns)], axis=3)
+    return windows.reshape(*windows.shape[:3], -1)
 
 
 def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: Array) -> Array:
@@ -247,7 +243,9 @@ def _kernel_to_blocks(strides: Pair, kernel: Array) -> Array:
 
 
 def _frames_per_chunk(batch: int, size: int) -> int:
-    limit = max(1, min(batch, _CHUNK_BYTES // (4 * size)))
+    limit = max(1, _CHUNK_BYTES // (4 * size))
+    if batch <= 2 * limit:
+        return batch  # A loop keeps the cores less busy than a single product does.
     even = (n for n in range(limit, limit // 2, -1) if batch % n == 0)
     return next(even, batch // -(-batch // limit))
 
@@ -256,16 +254,23 @@ def _by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
     """Concatenation of f over chunks of frames; size: floats that f holds per frame."""
     batch = arrays[0].shape[0]
     chunk = _frames_per_chunk(batch, size)
-    whole = batch // chunk * chunk
-    if whole == chunk:
+    count = batch // chunk
+    if count == 1:
         return f(*arrays)
-    split = [a[:whole].reshape(-1, chunk, *a.shape[1:]) for a in arrays]
-    y = lax.map(lambda chunks: lax.optimization_barrier(f(*chunks)), split)
-    y = y.reshape(-1, *y.shape[2:])
-    return y if whole == batch else jnp.concatenate([y, f(*(a[whole:] for a in arrays))])
 
+    def write(i: Any, y: Array) -> Array:
+        part = f(*(lax.dynamic_slice_in_dim(a, i * chunk, chunk) for a in arrays))
+        return lax.dynamic_update_slice_in_dim(y, part, i * each.shape[0], axis=0)
 
-# Max pooling.
+    each = jax.eval_shape(f, *(a[:chunk] for a in arrays))
+    rest = [a[count * chunk :] for a in arrays]
+    last = jax.eval_shape(f, *rest).shape[0] if len(rest[0]) else 0
+    # Every element is overwritten. Were they constants, XLA would allocate the results of all
+    # layers at the start and hold them at once.
+    anything = arrays[-1][(0,) * arrays[-1].ndim].astype(each.dtype)
+    y = jnp.broadcast_to(anything, (count * each.shape[0] + last, *each.shape[1:]))
+    y = lax.fori_loop(0, count, write, y)
+    return lax.dynamic_update_slice_in_dim(y, f(*rest), count * each.shape[0], 0) if last else y
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -274,10 +279,6 @@ def _max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
     native = partial(_native_max_pool, window, strides, pads)
     y: Array = lax.platform_dependent(x, cpu=cpu, default=native)
     return y
-
-
-def _max_pool_fwd(window: Pair, strides: Pair, pads: Pads, x: Array) -> tuple[Array, Array]:
-    return _max_pool(window, strides, pads, x), x
 
 
 def _max_pool_bwd(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> tuple[Array]:
@@ -289,7 +290,7 @@ def _max_pool_bwd(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) 
     return (dx,)
 
 
-_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
+_max_pool.defvjp(lambda w, s, p, x: (_max_pool(w, s, p, x), x), _max_pool_bwd)
 
 
 def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
