@@ -61,6 +61,16 @@ def make_learner(
     raise TypeError(f"{type(config).__name__} has no learner: it must be one of {sorted(CONFIGS)}")
 
 
+def num_updates(config: Config, num_hosts: int) -> int:
+    """Updates that ``config.total_steps`` take, were every step counted (auto-resets are not)."""
+    turns = -(-config.total_steps // (config.unroll_length * config.batch_size * num_hosts))
+    if not isinstance(config, R2D2Config):
+        return turns
+    # The first unrolls of every environment complete no sequence.
+    unrolls = turns * config.batch_size - config.replay.min_size
+    return max(1, round(unrolls * config.replay.ratio / config.sequences_per_update))
+
+
 def make_exploration(config: Config, num_envs: int) -> Exploration | None:
     """How the ``num_envs`` environments of all hosts explore; None where the policy does."""
     if not isinstance(config, R2D2Config):

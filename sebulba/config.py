@@ -175,6 +175,10 @@ class ReplayCheckpointConfig(CheckpointConfig):
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
+    Losses are means over T x B. The implementations of the paper (acme, SEED RL) sum over time,
+    over sequence_length - burn_in = 40 steps: dividing Adam's epsilon of 1e-3 and the clipping
+    norm of 40 by 40 gives the same updates.
+
     Values are the paper's (section 2.3 and table 2), unless a preset says otherwise. A sequence
     is made of whole consecutive unrolls, so sequences overlap by sequence_length - unroll_length.
     """
@@ -206,7 +210,11 @@ class R2D2Config(Config):
     checkpoint: ReplayCheckpointConfig = ReplayCheckpointConfig()
     network: NetworkConfig = NetworkConfig(core="lstm", core_size=512)
     optimiser: OptimiserConfig = OptimiserConfig(
-        name="adam", learning_rate=1e-4, epsilon=1e-3, decay_to_zero=False, max_gradient_norm=40.0
+        name="adam",
+        learning_rate=1e-4,
+        epsilon=1e-3 / 40,
+        decay_to_zero=False,
+        max_gradient_norm=40 / 40,
     )
 
 

@@ -156,8 +156,13 @@ PRESETS: dict[str, tuple[Config, str]] = {
             envs_per_actor=16,
             actors_per_device=2,
             batch_size=16,
-            sequences_per_update=32,
-            replay=ReplayConfig(capacity=25_000, min_size=1_000, ratio=2.0),
+            # A run of this size has thousands of updates, not millions: each is smaller, more of
+            # them follow from each sequence, and they and the target network move faster.
+            sequences_per_update=16,
+            target_update=400,
+            optimiser=dataclasses.replace(_R2D2_ATARI.optimiser, learning_rate=2e-4, epsilon=1e-5),
+            checkpoint=ReplayCheckpointConfig(every=500),
+            replay=ReplayConfig(capacity=25_000, min_size=500, ratio=4.0),
         ),
         "Atari with R2D2 for one machine: fewer actors, more updates, replay within 8 GiB.",
     ),

@@ -76,7 +76,9 @@ def train(
     make_env = make_env or default_make_env(config)
     spec = probe(make_env)
     agent = agent or algorithms.make_agent(config, spec)
-    optimiser = optimiser or make_optimiser(config.optimiser, _num_updates(config, topology))
+    optimiser = optimiser or make_optimiser(
+        config.optimiser, algorithms.num_updates(config, topology.num_hosts)
+    )
     if make_learner is None:
         learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
     else:
@@ -128,11 +130,6 @@ def probe(make_env: MakeEnv) -> EnvSpec:
         return env.spec
     finally:
         env.close()
-
-
-def _num_updates(config: Config, topology: Topology) -> int:
-    steps = config.unroll_length * config.batch_size * topology.num_hosts
-    return -(-config.total_steps // steps)
 
 
 def _check_division(config: Config, topology: Topology) -> None:

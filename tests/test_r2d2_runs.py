@@ -256,3 +256,9 @@ def test_continuous_actions_are_refused(
     message = " ".join(capfd.readouterr().err.replace("│", " ").split())
     assert "Pendulum-v1" in message and "discrete actions" in message and "V-trace" in message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("ratio", [0.5, 3.0])
+def test_the_learning_rate_falls_over_the_updates_there_will_be(ratio: float) -> None:
+    config = tiny(total_steps=4000, ratio=ratio)
+    assert algorithms.num_updates(config, 1) == pytest.approx(train(config).updates, rel=0.1)
