@@ -209,8 +209,10 @@ class EvalOptions:
     """The directory that --out named when training."""
     episodes: int = 100
     greedy: bool = False
-    """Take the most probable action instead of sampling."""
+    """Take the best action: no sampling (V-trace), no random ones (R2D2)."""
     seed: int = 0
+    json: bool = False
+    """For machines: print one JSON object, with every return."""
 
 
 def _evaluate(words: list[str]) -> None:
@@ -218,8 +220,12 @@ def _evaluate(words: list[str]) -> None:
     result = evaluate_run(
         options.run_dir, options.episodes, greedy=options.greedy, seed=options.seed
     )
-    how = "greedy" if options.greedy else "sampling"
-    table = Table(title=f"{options.run_dir} · update {result.update} · {how}", min_width=36)
+    if options.json:
+        summary = {"update": result.update, "greedy": options.greedy, **result.summary()}
+        print(json.dumps({**summary, "returns": result.returns.tolist()}))
+        return
+    how = " · greedy" if options.greedy else ""
+    table = Table(title=f"{options.run_dir} · update {result.update}{how}", min_width=36)
     table.add_column("true return")
     table.add_column("", justify="right")
     for name, value in result.summary().items():

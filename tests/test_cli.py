@@ -296,6 +296,10 @@ def test_eval_reports_the_true_return(finished: Path, capfd: pytest.CaptureFixtu
     output = capfd.readouterr().out
     for text in ("greedy", "standard error", "median", "length mean", "40"):
         assert text in output
+    assert call(["eval", str(finished), "--episodes", "7", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert len(found["returns"]) == found["episodes"] == 7
+    assert found["mean"] == pytest.approx(sum(found["returns"]) / 7)
     assert fingerprint(finished) == before
 
 

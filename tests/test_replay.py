@@ -333,6 +333,17 @@ def test_memory_that_is_not_there_is_refused(kind: str, monkeypatch: pytest.Monk
     assert small.memory.startswith("replay takes 0.00 GiB of ") and "0.50 GiB free" in small.memory
 
 
+def test_memory_of_a_container(tmp_path: Path) -> None:
+    free = memory._free_of_container
+    assert free(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert free(tmp_path) == 450
+
+
 def test_memory_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     class Device:
         platform = "gpu"

@@ -40,13 +40,31 @@ def _free(placement: str, devices: tuple[jax.Device, ...]) -> int | None:
 
 
 def _available_host_memory() -> int | None:
-    meminfo = Path("/proc/meminfo")
+    """Free bytes of this machine, or of its container where that has less."""
+    found = [_free_of_machine(Path("/proc/meminfo")), _free_of_container(Path("/sys/fs/cgroup"))]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _free_of_machine(meminfo: Path) -> int | None:
     if not meminfo.exists():
         return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    return _numbers(meminfo)["MemAvailable:"] * 1024
+
+
+def _free_of_container(cgroup: Path) -> int | None:
+    """Bytes below the limit (cgroup v2); None where there is none."""
+    limit = cgroup / "memory.max"
+    if not limit.exists() or limit.read_text().strip() == "max":
+        return None
+    used = int((cgroup / "memory.current").read_text())
+    reclaimable = _numbers(cgroup / "memory.stat")["inactive_file"]
+    return int(limit.read_text()) - used + reclaimable
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    lines = file.read_text().splitlines()
+    return {name: int(number) for name, number, *_ in map(str.split, lines)}
 
 
 def _gib(count: int) -> str:
