@@ -1,4 +1,4 @@
-"""The command line: ``sebulba train | eval | presets | pod | plan``."""
+"""The command line: ``sebulba train | eval | presets | tune | pod | plan``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sebulba import distributed, plan, plan_table, pod, presets, runner
+from sebulba import distributed, plan, plan_table, pod, presets, runner, tune
 from sebulba.config import Config, ConfigError
 from sebulba.evaluate import evaluate_run
 from sebulba.rundir import load_config
@@ -29,6 +29,7 @@ usage: sebulba COMMAND ...
   sebulba train PRESET [options]   train; sebulba train PRESET --help lists every option
   sebulba eval RUN_DIR [options]   play whole episodes with a run's last checkpoint
   sebulba presets                  list the presets
+  sebulba tune PRESET [options]    find the fastest setting on this machine, in a minute or two
   sebulba pod --hosts N -- train PRESET [options]
                                    train in N processes on this machine
   sebulba plan PRESET --slice v5e-16 [options]
@@ -49,13 +50,31 @@ layout, and estimates what each could sustain. It needs Linux and the extra tpu,
   --json                 for machines
   every option of sebulba train PRESET
 """
+TUNE_USAGE = """\
+usage: sebulba tune PRESET [options]
+
+Trains for a few seconds with each of several settings that leave the learner's batch as it is:
+environments of an actor, actors of a device, threads of an actor's environments. Prints agent
+steps/s and writes the options of the fastest, for: sebulba train PRESET $(cat FILE)
+
+  --seconds X            of each trial, once it is compiled (default: 6)
+  --write FILE           where the options go (default: PRESET.tuned)
+  every option of sebulba train PRESET
+"""
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 2 where the input is wrong, 130 where interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"train": _train, "eval": _evaluate, "presets": _presets, "pod": _pod, "plan": _plan}
+    commands = {
+        "train": _train,
+        "eval": _evaluate,
+        "presets": _presets,
+        "tune": _tune,
+        "pod": _pod,
+        "plan": _plan,
+    }
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         sys.exit(0 if words else 2)
@@ -199,6 +218,30 @@ def _plan(words: list[str]) -> None:
         print(json.dumps(dataclasses.asdict(made), indent=1))
     else:
         rich.print(plan_table.render(made))
+
+
+def _tune(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        print(TUNE_USAGE, end="")
+        sys.exit(0 if words else 2)
+    default = _preset(words[0], "tune")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--write", type=Path, default=Path(f"{default.preset}.tuned"))
+    options, rest = parser.parse_known_args(words[1:])
+    if options.seconds <= 0:
+        raise ConfigError(f"seconds is {options.seconds}: it must be above 0. Set --seconds.")
+    config = _parse(default, rest)
+    trials = []
+    with tune.TrainingRate(options.seconds) as measure:
+        for trial in tune.search(config, measure):
+            trials.append(trial)
+            _say(f"{trial.steps_per_second:10,.0f} steps/s  {trial.options()}")
+    best = max(trials, key=lambda trial: trial.steps_per_second)
+    options.write.write_text(best.options() + "\n")
+    gain = best.steps_per_second / trials[0].steps_per_second
+    _say(f"best: {best.options()} ({gain:.2f} times the first). Train with it by:")
+    _say(" ".join(["sebulba train", default.preset, *rest, f"$(cat {options.write})"]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Config:
     envs_per_actor: int = 32
     """B: environments stepped together by one actor."""
     env_threads: int = 0
-    """Threads of each actor's EnvPool; 0 lets EnvPool choose."""
+    """Threads of each actor's EnvPool; 0 shares the host's CPU cores among its actors."""
     unroll_length: int = 20
     """T: steps of one trajectory."""
     batch_size: int = 32

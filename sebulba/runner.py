@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import optax
@@ -73,7 +74,8 @@ def train(
         topology, note = placement.choose(config)
         notes += [note] if note else []
     _check_division(config, topology)
-    make_env = make_env or default_make_env(config)
+    num_actors = config.actors_per_device * len(topology.inference)
+    make_env = make_env or default_make_env(config, num_actors)
     spec = probe(make_env)
     agent = agent or algorithms.make_agent(config, spec)
     optimiser = optimiser or make_optimiser(
@@ -93,8 +95,12 @@ def train(
     return TrainResult(run.local_params(), run.rows, agent, config, run.updates)
 
 
-def default_make_env(config: Config) -> MakeEnv:
-    """The environments that ``config`` names; with the last action for recurrent networks."""
+def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
+    """The environments that ``config`` names; with the last action for recurrent networks.
+
+    ``num_actors`` of them share this host's cores, unless ``config.env_threads`` says otherwise.
+    """
+    num_threads = config.env_threads or max(1, cpu_cores() // num_actors)
 
     def make_env(num_envs: int, seed: int) -> Env:
         try:
@@ -102,7 +108,7 @@ def default_make_env(config: Config) -> MakeEnv:
                 config.env,
                 num_envs,
                 seed=seed,
-                num_threads=config.env_threads,
+                num_threads=num_threads,
                 options=config.env_options,
                 atari_protocol=config.atari_protocol,
             )
@@ -114,6 +120,11 @@ def default_make_env(config: Config) -> MakeEnv:
         return envs.PreviousAction(env) if config.network.core == "lstm" else env
 
     return make_env
+
+
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def probe(make_env: MakeEnv) -> EnvSpec:

@@ -1,0 +1,134 @@
+"""The fastest setting of a preset on this machine, by trying.
+
+Only what leaves the learner's batch as it is gets tried: how many environments an actor steps
+together, how many actors there are, and how many threads step each actor's environments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from sebulba.config import Config, ConfigError, R2D2Config
+from sebulba.runner import cpu_cores, train
+
+Setting = dict[str, int]
+Measure = Callable[[Config], float]
+"""Agent steps/s of a config."""
+
+_COUNTS = ("steps", "seconds")
+_FIELDS = ("envs_per_actor", "actors_per_device", "env_threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One setting and what it gave.
+
+    Attributes:
+      setting: values of config fields.
+      steps_per_second: agent steps/s of training.
+    """
+
+    setting: Setting
+    steps_per_second: float
+
+    def options(self) -> str:
+        """The setting as words of a command line."""
+        words = (f"--{name.replace('_', '-')} {value}" for name, value in self.setting.items())
+        return " ".join(words)
+
+
+def search(config: Config, measure: Measure) -> Iterator[Trial]:
+    """Try one field after the other, each with the best values of those before.
+
+    The first trial is the config as it is. The best one is ``max(..., key=steps_per_second)``.
+    """
+    best = Trial({name: getattr(config, name) for name in _FIELDS}, measure(config))
+    yield best
+    tried = [best.setting]
+    for name in _FIELDS:
+        start = best
+        for value in _candidates(config, name, start.setting):
+            setting = {**start.setting, name: value}
+            if setting in tried:
+                continue
+            tried.append(setting)
+            changed: dict[str, Any] = dict(setting)
+            try:
+                trial = Trial(setting, measure(dataclasses.replace(config, **changed)))
+            except ConfigError:
+                continue  # The devices of this machine do not allow it.
+            yield trial
+            best = max(best, trial, key=lambda each: each.steps_per_second)
+
+
+def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
+    cores = cpu_cores()
+    if name == "envs_per_actor":
+        return [config.batch_size // parts for parts in (1, 2) if config.batch_size % parts == 0]
+    if name == "actors_per_device":
+        # More than two for each core only wait for one another.
+        return [count for count in (1, 2, 3, 4, 8, 16) if count <= 2 * cores]
+    share = max(1, cores // setting["actors_per_device"])
+    return sorted({1, share, cores})
+
+
+class TrainingRate:
+    """Measures by training; compilations are kept from one measurement to the next."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: what one measurement should take, once it is compiled."""
+        self._seconds = seconds
+        self._guess = 0.0
+        self._cache = tempfile.TemporaryDirectory(prefix="sebulba-tune-")
+        self._settings = {
+            "jax_compilation_cache_dir": self._cache.name,
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+        }
+
+    def __enter__(self) -> TrainingRate:
+        self._before = {name: jax.config.values[name] for name in self._settings}
+        if not self._before["jax_compilation_cache_dir"]:
+            self._configure(self._settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._configure(self._before)
+        self._cache.cleanup()
+
+    def _configure(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+
+    def __call__(self, config: Config) -> float:
+        """Agent steps/s of training with ``config``, start-up excluded."""
+        if not self._guess:
+            self._guess = _rate(config, turns=20)
+        per_turn = config.unroll_length * config.batch_size
+        turns = round(1.25 * self._seconds * self._guess / per_turn)
+        self._guess = _rate(config, max(20, turns))
+        return self._guess
+
+
+def _rate(config: Config, turns: int) -> float:
+    changes: dict[str, Any] = {
+        "total_steps": turns * config.unroll_length * config.batch_size,
+        "log_every": max(1, turns // 10),
+        "out": None,
+        "resume": False,
+    }
+    if isinstance(config, R2D2Config):
+        # Learning starts at once, in a replay that is allocated quickly.
+        smallest = config.sequences_per_update
+        changes["replay"] = dataclasses.replace(
+            config.replay, capacity=20 * smallest, min_size=smallest
+        )
+    rows = train(dataclasses.replace(config, **changes), progress=False).metrics
+    # Queues fill and the first updates compile before the first fifth is over.
+    begin, end = rows[len(rows) // 5], rows[-1]
+    steps, seconds = (float(end[name] or 0) - float(begin[name] or 0) for name in _COUNTS)
+    return steps / seconds

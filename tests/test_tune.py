@@ -1,0 +1,73 @@
+"""Finding the fastest setting."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from sebulba import presets, runner, tune
+from sebulba.cli import main
+from sebulba.config import Config, ConfigError
+
+CONFIG = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=8, batch_size=8)
+
+
+def searched(
+    measure: tune.Measure, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tune.Trial]:
+    monkeypatch.setattr(tune, "cpu_cores", lambda: cores)
+    return list(tune.search(CONFIG, measure))
+
+
+def test_finds_the_best_of_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(config: Config) -> float:
+        assert config.batch_size == 8 and config.unroll_length == CONFIG.unroll_length
+        wanted = (4, 8, 2)
+        given = (config.envs_per_actor, config.actors_per_device, config.env_threads)
+        return sum(a == b for a, b in zip(wanted, given, strict=True))
+
+    trials = searched(measure, 16, monkeypatch)
+    best = max(trials, key=lambda trial: trial.steps_per_second)
+    assert best.steps_per_second == 3
+    assert best.options() == "--envs-per-actor 4 --actors-per-device 8 --env-threads 2"
+    settings = [tuple(trial.setting.values()) for trial in trials]
+    assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads)
+    assert len(set(settings)) == len(settings)
+
+
+def test_leaves_out_what_the_devices_do_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(config: Config) -> float:
+        if config.envs_per_actor == 4:
+            raise ConfigError("4 environments on 8 learners")
+        return 1.0
+
+    trials = searched(measure, 2, monkeypatch)
+    assert {trial.setting["envs_per_actor"] for trial in trials} == {8}
+    assert max(trial.setting["actors_per_device"] for trial in trials) == 4
+
+
+def test_the_command_writes_options_that_train_takes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "options"
+    words = ["--batch-size", "8", "--envs-per-actor", "8", "--network.hidden-sizes", "8"]
+    main(["tune", "vtrace-catch", "--seconds", "0.1", "--write", str(file), *words])
+    output = capfd.readouterr().out
+    assert output.count("steps/s") >= 5
+    assert f"sebulba train vtrace-catch {' '.join(words)} $(cat {file})" in output
+    run = ["--total-steps", "400", "--out", str(tmp_path / "run")]
+    main(["train", "vtrace-catch", *run, *words, *file.read_text().split()])
+
+
+def test_the_cores_are_shared_among_the_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(runner, "cpu_cores", lambda: 7)
+    monkeypatch.setattr(
+        runner.envs, "make", lambda *_, num_threads, **__: given.append(num_threads)
+    )
+    for threads, actors in ((0, 2), (0, 9), (5, 2)):
+        config = dataclasses.replace(CONFIG, env_threads=threads)
+        runner.default_make_env(config, actors)(1, 0)
+    assert given == [3, 1, 5]
