@@ -38,6 +38,10 @@ class Checkpointer:
         latest: int | None = self._manager.latest_step()
         return latest
 
+    def turns(self) -> list[int]:
+        """The turns of all complete checkpoints, in order."""
+        return sorted(self._manager.all_steps())
+
     def save(self, turn: int, state: Any, params: Params, counts: Counts) -> None:
         """Start writing; returns once the arrays have been copied.
 

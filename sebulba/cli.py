@@ -246,7 +246,7 @@ def _tune(words: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Play whole episodes with the last checkpoint of a run and report the true return."""
+    """Play whole episodes with a checkpoint of a run and report the true return."""
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """The directory that --out named when training."""
@@ -254,6 +254,8 @@ class EvalOptions:
     greedy: bool = False
     """Take the best action: no sampling (V-trace), no random ones (R2D2)."""
     seed: int = 0
+    checkpoint: int | None = None
+    """Name of the checkpoint: the turns behind it. None: the last."""
     json: bool = False
     """For machines: print one JSON object, with every return."""
 
@@ -261,7 +263,11 @@ class EvalOptions:
 def _evaluate(words: list[str]) -> None:
     options = tyro.cli(EvalOptions, args=words, prog="sebulba eval")
     result = evaluate_run(
-        options.run_dir, options.episodes, greedy=options.greedy, seed=options.seed
+        options.run_dir,
+        options.episodes,
+        greedy=options.greedy,
+        seed=options.seed,
+        checkpoint=options.checkpoint,
     )
     if options.json:
         summary = {"update": result.update, "greedy": options.greedy, **result.summary()}

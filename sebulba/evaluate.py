@@ -12,7 +12,7 @@ from sebulba import algorithms
 from sebulba.checkpoint import Checkpointer
 from sebulba.config import ConfigError
 from sebulba.inference import EpisodeTracker
-from sebulba.rundir import checkpoints_in, last_checkpoint, load_config
+from sebulba.rundir import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runner import default_make_env, probe
 from sebulba.types import Agent, MakeEnv, Params
 
@@ -49,16 +49,34 @@ class Evaluation:
 
 
 def evaluate_run(
-    directory: Path, episodes: int = 100, *, greedy: bool = False, seed: int = 0
+    directory: Path,
+    episodes: int = 100,
+    *,
+    greedy: bool = False,
+    seed: int = 0,
+    checkpoint: int | None = None,
 ) -> Evaluation:
-    """Evaluate the last checkpoint of a run directory.
+    """Evaluate a checkpoint of a run directory.
+
+    Args:
+      directory: the run directory.
+      episodes: whole episodes to play.
+      greedy: take the best action.
+      seed: of environments and actions.
+      checkpoint: its name, the learner's turns behind it; None for the last.
 
     Raises:
-      ConfigError: it is no run directory, or holds no checkpoint.
+      ConfigError: it is no run directory, or holds no such checkpoint.
     """
     _check(episodes, seed)
     config = load_config(directory)
-    checkpoints, turn = Checkpointer(checkpoints_in(directory)), last_checkpoint(directory)
+    turns = checkpoint_turns(directory)
+    turn = turns[-1] if checkpoint is None else checkpoint
+    if turn not in turns:
+        raise ConfigError(
+            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
+        )
+    checkpoints = Checkpointer(checkpoints_in(directory))
     make_env = default_make_env(config)
     spec = probe(make_env)
     agent = algorithms.make_agent(config, spec, acts="greedily" if greedy else "evaluating")

@@ -106,6 +106,8 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
     ask = placement.tpu_compiler(tpu_slice)
     chosen = placement.choose(config, devices, ask)
     topologies = sensible(config, devices)
+    if chosen.topology.layout not in [topology.layout for topology in topologies]:
+        topologies.append(chosen.topology)
     acts: dict[int, Program] = {}
     rows = [
         Row(topology.layout, _changes(config, fit(config, topology)), why)

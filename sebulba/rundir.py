@@ -135,20 +135,20 @@ def load_config(directory: Path) -> Config:
         raise ConfigError(f"{path} cannot be used: {error}") from error
 
 
-def last_checkpoint(directory: Path) -> int:
-    """Turns behind the last complete checkpoint of a run directory.
+def checkpoint_turns(directory: Path) -> list[int]:
+    """Turns behind each complete checkpoint of a run directory, in order.
 
     Raises:
       ConfigError: there is none.
     """
     checkpoints = checkpoints_in(directory)
-    latest = Checkpointer(checkpoints).latest() if checkpoints.is_dir() else None
-    if latest is None:
+    turns = Checkpointer(checkpoints).turns() if checkpoints.is_dir() else []
+    if not turns:
         raise ConfigError(
             f"{directory} holds no complete checkpoint: remove it and train again, or give another "
             "directory."
         )
-    return latest
+    return turns
 
 
 def check_resumable(config: Config) -> None:
@@ -188,7 +188,7 @@ def _shaping(config: Config) -> dict[str, Any]:
 
 
 def _check_unfinished(directory: Path, total_steps: int) -> None:
-    turn = last_checkpoint(directory)
+    turn = checkpoint_turns(directory)[-1]
     steps = Checkpointer(checkpoints_in(directory)).counts(turn)["steps"]
     if steps >= total_steps:
         raise ConfigError(

@@ -14,6 +14,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import ActorOutput, ConfigError, Evaluation, algorithms, envs
+from sebulba.config import CheckpointConfig
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 
 
@@ -156,6 +157,14 @@ def test_a_run_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     direct = sebulba.evaluate(trained.agent, trained.params, envs.Catch, 40, seed=7)
     np.testing.assert_array_equal(result.returns, direct.returns)
     np.testing.assert_array_equal(result.lengths, direct.lengths)
+
+
+def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
+    config = tiny(out=tmp_path, checkpoint=CheckpointConfig(every=3))
+    sebulba.train(config, progress=False, topology=on(1))
+    assert sebulba.evaluate_run(tmp_path, 1, checkpoint=6).update == 6
+    with pytest.raises(ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*--check"):
+        sebulba.evaluate_run(tmp_path, 1, checkpoint=4)
 
 
 def test_a_run_that_wrote_no_checkpoint_is_refused(tmp_path: Path) -> None:
