@@ -129,6 +129,7 @@ class Meter:
 _ACTOR_KEYS = {
     "environment": "actor_environment_seconds",
     "act": "actor_act_seconds",
+    "transfer": "actor_transfer_seconds",
     "queue": "actor_queue_wait_seconds",
     "params": "actor_params_wait_seconds",
 }

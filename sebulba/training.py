@@ -124,7 +124,8 @@ class TrainingRun:
             saves_now = self._turn % config.checkpoint.every == 0
             # A checkpoint's counts are those of the last row.
             if saves_now or self._turn % config.log_every == 0:
-                self._collect(under_way=0)
+                with self._meter.timed("update"):
+                    self._collect(under_way=0)
                 self._log(display)
             if saves_now:
                 self._save()

@@ -342,7 +342,7 @@ def test_a_resumed_actor_goes_on_with_its_random_numbers() -> None:
 
 def test_an_actor_says_where_its_time_went() -> None:
     unrolls = Rig(program=telltale()).collect(2)
-    assert set(unrolls[1].seconds) == {"environment", "act", "queue", "params"}
+    assert set(unrolls[1].seconds) == {"environment", "act", "transfer", "queue", "params"}
     assert all(seconds >= 0 for seconds in unrolls[1].seconds.values())
 
 

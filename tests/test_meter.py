@@ -90,12 +90,12 @@ def test_seconds_are_for_each_actor_and_the_learner(clock: Clock) -> None:
     with meter.timed("update"):
         clock.now += 3
     meter.add_unrolls([unroll(0, environment=1.0, act=2.0), unroll(0, act=4.0)], 0)
-    meter.add_unrolls([unroll(0, queue=6.0, params=8.0)], 1)
+    meter.add_unrolls([unroll(0, queue=6.0, params=8.0, transfer=0.5)], 1)
     row = meter.row(2)
     assert row["learner_queue_wait_seconds"] == 0.75
     assert (row["learner_update_seconds"], row["learner_publish_seconds"]) == (3, 0)
-    actor = {key: row[f"actor_{key}_seconds"] for key in ("environment", "act")}
-    assert actor == {"environment": 0.5, "act": 3.0}
+    actor = {key: row[f"actor_{key}_seconds"] for key in ("environment", "act", "transfer")}
+    assert actor == {"environment": 0.5, "act": 3.0, "transfer": 0.25}
     assert (row["actor_queue_wait_seconds"], row["actor_params_wait_seconds"]) == (3.0, 4.0)
     clock.now += 1
     assert meter.row(2)["actor_act_seconds"] == 0

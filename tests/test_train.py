@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from whole_runs import HookedEnvs, on, rows_of, tiny
 import sebulba
 from sebulba import ActorOutput, PolicyValue, algorithms, distributions, envs, presets
 from sebulba.agent import Behaviour
+from sebulba.training import TrainingRun
 from sebulba.types import Env, EnvSpec, Timestep
 
 KEYS = {
@@ -36,6 +38,7 @@ KEYS = {
     "actor_queue_wait_seconds",
     "actor_environment_seconds",
     "actor_act_seconds",
+    "actor_transfer_seconds",
     "actor_params_wait_seconds",
     "loss",
     "policy_loss",
@@ -71,6 +74,18 @@ def test_learns_catch(num_devices: int) -> None:
 def test_the_catch_preset_solves_it(seed: int) -> None:
     config = dataclasses.replace(presets.get("vtrace-catch"), seed=seed)
     assert train(config).metrics[-1]["episode_return_mean"] >= 0.95
+
+
+def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    collect = TrainingRun._collect
+
+    def slowly(self: TrainingRun, under_way: int) -> None:
+        collect(self, under_way)
+        if not under_way:
+            time.sleep(0.1)
+
+    monkeypatch.setattr(TrainingRun, "_collect", slowly)
+    assert all(row["learner_update_seconds"] >= 0.1 for row in train(tiny()).metrics[:-1])
 
 
 def test_run_directory(tmp_path: Path) -> None:

@@ -106,17 +106,20 @@ class Actor:
                 placed = jax.device_put(timestep, self._device)
                 self._seconds["environment"] += stepped - acted
                 self._seconds["act"] += acted - start + time.perf_counter() - stepped
+            start = time.perf_counter()
             parts, carry = self._program.finish(carry, placed)
-            self._hand_over(parts, current.version, episodes)
+            moved = [
+                jax.device_put(part, device)
+                for part, device in zip(parts, self._learners, strict=True)
+            ]
+            self._seconds["transfer"] += time.perf_counter() - start
+            self._hand_over(moved, current.version, episodes)
             self._unroll += 1
             current = self._params()
 
     def _hand_over(self, parts: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
-        moved = [
-            jax.device_put(part, device) for part, device in zip(parts, self._learners, strict=True)
-        ]
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        unroll = Unroll(moved, version, episodes.ended(), seconds)
+        unroll = Unroll(parts, version, episodes.ended(), seconds)
         start = time.perf_counter()
         self._queue.put(self._lane, unroll)
         self._seconds["queue"] += time.perf_counter() - start

@@ -1,0 +1,461 @@
+"""What throughput.py measures: the parts of training, each of them alone, and training itself.
+
+A part is a dict from the name of a setting to a ``Measure``: a function that measures for so many
+seconds. Everything is made and compiled before the first measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import sebulba
+from sebulba import algorithms, envs, placement
+from sebulba.config import Config, R2D2Config, validate
+from sebulba.inference import ActorProgram
+from sebulba.learners import Delivery, make_optimiser
+from sebulba.runner import default_make_env
+from sebulba.schedule import Schedule
+from sebulba.topology import Topology
+from sebulba.types import (
+    Agent,
+    ArrayTree,
+    DiscreteSpec,
+    Env,
+    EnvSpec,
+    MakeEnv,
+    Params,
+    Timestep,
+    Trajectory,
+)
+
+Measurement = dict[str, Any]
+Measure = Callable[[float], Measurement]
+Part = dict[str, Measure]
+Work = Callable[[], tuple[float, ArrayTree]]
+"""Some work: the agent steps that it stands for, and arrays that it may still be computing."""
+
+RECORDED = 256
+"""Timesteps of each environment that are recorded and replayed."""
+ROWS = 2
+"""Of metrics in one measurement of training, at most: each of them waits for the devices."""
+NEVER = 2**31
+
+
+class Setup(NamedTuple):
+    """What all parts share.
+
+    Attributes:
+      config: of the training; never written to disk, and with a replay that is soon full enough.
+      topology: the devices that act and learn.
+      spec: of one actor's environments.
+      agent: the preset's.
+      optimiser: the preset's, whose schedule does not depend on how long we measure.
+      params: fresh ones, on the first learner device.
+      timesteps: recorded ones ``[B, ...]`` of one actor's environments.
+    """
+
+    config: Config
+    topology: Topology
+    spec: EnvSpec
+    agent: Agent
+    optimiser: optax.GradientTransformation
+    params: Params
+    timesteps: list[Timestep]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order in which the learner takes unrolls."""
+        lanes = len(self.topology.inference) * self.config.actors_per_device
+        return Schedule(lanes, self.config.batch_size // self.config.envs_per_actor, 0, "none")
+
+    @property
+    def steps_per_turn(self) -> int:
+        """Agent steps that the learner takes in one turn."""
+        return self.config.batch_size * self.config.unroll_length
+
+
+def prepare(config: Config) -> Setup:
+    """Record some environments, and make what the parts share."""
+    validate(config)
+    optimiser = make_optimiser(config.optimiser, algorithms.num_updates(config, 1))
+    endless = dataclasses.replace(config.checkpoint, every=NEVER)  # A checkpoint makes a row.
+    config = dataclasses.replace(config, out=None, resume=False, checkpoint=endless)
+    if isinstance(config, R2D2Config):
+        enough = min(config.replay.min_size, 4 * config.sequences_per_update)
+        replay = dataclasses.replace(config.replay, min_size=enough)
+        config = dataclasses.replace(config, replay=replay)
+    topology, _ = placement.choose(config)
+    spec, timesteps = record(default_make_env(config), config)
+    agent = algorithms.make_agent(config, spec)
+    params = jax.jit(agent.init)(jax.device_put(jax.random.key(0), topology.learners[0]))
+    return Setup(config, topology, spec, agent, optimiser, params, timesteps)
+
+
+def parts(setup: Setup, names: Sequence[str]) -> dict[str, Part]:
+    """The parts called ``names``, by name."""
+    config = setup.config
+    recorded = Recorded(setup.spec, setup.timesteps)
+    make: dict[str, Callable[[], Part]] = {
+        "a": lambda: environments(setup),
+        "b": lambda: acts(setup),
+        "c": lambda: {"as in training": update_measure(setup)},
+        "d": lambda: transfers(setup),
+        "e": lambda: {"as in training": Training(setup, lambda *_: recorded.copy())},
+        "f": lambda: {"as in training": Training(setup, default_make_env(config))},
+    }
+    # Training first: it has the better messages for a config that cannot work.
+    return {name: make[name]() for name in sorted(names, reverse=True)}
+
+
+def rate(works: Sequence[Work], seconds: float) -> float:
+    """Agent steps/s of ``works`` together, each done again and again in a thread of its own."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        return sum(pool.map(lambda work: _rate(work, seconds), works))
+
+
+def _rate(work: Work, seconds: float) -> float:
+    steps, pending = 0.0, ()
+    start = time.perf_counter()
+    while not steps or time.perf_counter() - start < seconds:
+        done, arrays = work()
+        # As in training: one result is under way while the next one is dispatched.
+        jax.block_until_ready(pending)
+        steps, pending = steps + done, arrays
+    jax.block_until_ready(pending)
+    return steps / (time.perf_counter() - start)
+
+
+# (a) Environments.
+
+
+def environments(setup: Setup) -> Part:
+    """Environments with random actions: as in training, and other pools and threads.
+
+    Several pools at once do what EnvPool's asynchronous mode is for: while one waits for its
+    slowest environment, the cores step those of another.
+    """
+    config, lanes, cores = setup.config, setup.schedule.lanes, len(os.sched_getaffinity(0))
+    total = lanes * config.envs_per_actor
+    settings = {(lanes, config.envs_per_actor, config.env_threads)}
+    if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
+        settings |= {(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)}
+    else:
+        settings |= {(1, total, cores), (1, 4 * total, cores), (1, 16 * total, cores)}
+        settings |= {(1, 4 * total, 1), (2, total, cores)}
+    return {
+        f"{pools} x {size} environments, threads: {threads or 'default'}": pool_measure(
+            config, pools, size, threads
+        )
+        for pools, size, threads in sorted(settings)
+    }
+
+
+def pool_measure(config: Config, pools: int, num_envs: int, threads: int) -> Measure:
+    """``pools`` batches of ``num_envs`` environments, each stepped by a thread of its own."""
+    made = [
+        envs.make(
+            config.env,
+            num_envs,
+            seed=seed,
+            num_threads=threads,
+            options=config.env_options,
+            atari_protocol=config.atari_protocol,
+        )
+        for seed in range(pools)
+    ]
+    works = [stepping(env) for env in made]
+    rate(works, 0.0)
+    return lambda seconds: {"steps_per_second": rate(works, seconds)}
+
+
+def stepping(env: Env) -> Work:
+    """Steps with random actions; the auto-reset ones are done, but not counted."""
+    actions = itertools.cycle(random_actions(env.spec, 64))
+    steps = max(1, 1024 // env.spec.num_envs)  # So many that our own loop costs nothing.
+    env.reset()
+
+    def work() -> tuple[float, ArrayTree]:
+        firsts = [env.step(next(actions)).first for _ in range(steps)]
+        return float(np.count_nonzero(~np.array(firsts))), ()
+
+    return work
+
+
+def random_actions(spec: EnvSpec, count: int) -> list[np.ndarray]:
+    """``count`` batches ``[B, ...]``."""
+    rng = np.random.default_rng(0)
+    action = spec.action
+    if isinstance(action, DiscreteSpec):
+        shape = (count, spec.num_envs)
+        return list(rng.integers(action.num_actions, size=shape, dtype=np.int32))
+    shape = (count, spec.num_envs, *action.low.shape)
+    return list(rng.uniform(action.low, action.high, shape).astype(np.float32))
+
+
+def record(make_env: MakeEnv, config: Config) -> tuple[EnvSpec, list[Timestep]]:
+    """The spec of one actor's environments, and their timesteps with random actions."""
+    env = make_env(config.envs_per_actor, config.seed)
+    try:
+        timesteps = [env.reset()]
+        timesteps += [env.step(action) for action in random_actions(env.spec, RECORDED - 1)]
+        return env.spec, timesteps
+    finally:
+        env.close()
+
+
+class Recorded:
+    """Recorded timesteps again and again, whatever the actions: it costs nothing."""
+
+    def __init__(self, spec: EnvSpec, timesteps: list[Timestep]) -> None:
+        self.spec = spec
+        self._timesteps = timesteps
+        self._next = itertools.cycle(timesteps)
+
+    def copy(self) -> Recorded:
+        """The same from its start, for another actor; the arrays are shared."""
+        return Recorded(self.spec, self._timesteps)
+
+    def reset(self) -> Timestep:
+        return next(self._next)
+
+    def step(self, action: np.ndarray) -> Timestep:
+        return next(self._next)
+
+    def close(self) -> None:
+        pass
+
+
+# (b) Acting.
+
+
+def acts(setup: Setup) -> Part:
+    """The actors' own program at several batch sizes, with one actor a device and with all."""
+    config, pieces = setup.config, len(setup.topology.learners)
+    size = config.envs_per_actor
+    half = size // 2 // pieces * pieces or size
+    settings = {(1, num_envs) for num_envs in (half, size, 2 * size, 4 * size)}
+    settings |= {(config.actors_per_device, size)}
+    return {
+        f"{actors} x {num_envs} environments": act_measure(setup, actors, num_envs)
+        for actors, num_envs in sorted(settings)
+    }
+
+
+def act_measure(setup: Setup, actors: int, num_envs: int) -> Measure:
+    """``actors`` threads for each inference device, each acting for ``num_envs`` environments."""
+    program = Acting(setup, num_envs)
+    works = [program.work(device) for device in setup.topology.inference for _ in range(actors)]
+    rate(works, 0.0)
+    return lambda seconds: {"steps_per_second": rate(works, seconds), "num_envs": num_envs}
+
+
+class Acting:
+    """What an actor of ``num_envs`` environments does on its device, but for the environments."""
+
+    def __init__(self, setup: Setup, num_envs: int) -> None:
+        config = setup.config
+        exploration = algorithms.make_exploration(config, num_envs)
+        self._epsilons = () if exploration is None else exploration.epsilons
+        self._program = ActorProgram(
+            setup.agent,
+            setup.spec._replace(num_envs=num_envs),
+            config.unroll_length,
+            len(setup.topology.learners),
+            exploration and exploration.explore,
+        )
+        self._params = setup.params
+        chosen = np.arange(num_envs) % setup.spec.num_envs
+        self._timesteps = [
+            jax.tree.map(lambda leaf: leaf[chosen], timestep)
+            for timestep in setup.timesteps[: config.unroll_length]
+        ]
+        self._steps = float(num_envs * len(self._timesteps))
+
+    def work(self, device: jax.Device) -> Work:
+        """One unroll on recorded timesteps that are on ``device`` already; gives its parts."""
+        params, epsilons, timesteps, key, number = jax.device_put(
+            (self._params, self._epsilons, self._timesteps, jax.random.key(0), np.int32(0)), device
+        )
+        carry = self._program.start(params, key, number)
+
+        def work() -> tuple[float, ArrayTree]:
+            nonlocal carry
+            for timestep in timesteps:
+                action, carry = self._program.step(params, carry, timestep, epsilons)
+                jax.device_get(action)
+            unroll, carry = self._program.finish(carry, timesteps[0])
+            return self._steps, unroll
+
+        work()  # Compiles, before several threads would each do it at once.
+        return work
+
+
+# (c) Updates.
+
+
+def update_measure(setup: Setup) -> Measure:
+    """The preset's learner, again and again on one batch, or on batches from a filled replay."""
+    config = setup.config
+    learner = algorithms.make_learner(
+        config, setup.agent, setup.spec, setup.optimiser, setup.topology
+    )
+    state = learner.init(jax.random.key(config.seed))
+    unroll = one_unroll(setup)
+    for turn in itertools.count():
+        if learner.add([Delivery(lane, unroll) for lane in setup.schedule.lanes_of(turn)]):
+            break
+    steps = steps_per_update(setup)
+
+    def work() -> tuple[float, ArrayTree]:
+        nonlocal state
+        state, logs = learner.update(state)
+        return steps, logs
+
+    def measure(seconds: float) -> Measurement:
+        found = rate([work], seconds)
+        return {"steps_per_second": found, "updates_per_second": found / steps}
+
+    measure(0.0)
+    return measure
+
+
+def one_unroll(setup: Setup) -> list[Trajectory]:
+    """Of recorded timesteps, cut along B, one part on each learner device."""
+    topology = setup.topology
+    _, unroll = Acting(setup, setup.spec.num_envs).work(topology.inference[0])()
+    return list(map(jax.device_put, unroll, topology.learners))
+
+
+def steps_per_update(setup: Setup) -> float:
+    """Agent steps for each update: with a replay, those that make one more update due."""
+    config = setup.config
+    if isinstance(config, R2D2Config):
+        return config.sequences_per_update * config.unroll_length / config.replay.ratio
+    return float(setup.steps_per_turn)
+
+
+# (d) Transfers.
+
+
+def transfers(setup: Setup) -> Part:
+    """What crosses the bus: each step, each unroll (where devices differ) and each turn."""
+    config, topology = setup.config, setup.topology
+    acting, learning = topology.inference[0], topology.learners[0]
+    made = {
+        "observations, host to device": transfer(setup.timesteps[0], acting, config.envs_per_actor),
+        "parameters, learner to inference device": transfer(
+            setup.params, acting, setup.steps_per_turn
+        ),
+    }
+    if acting != learning:
+        unroll = jax.device_put(one_unroll(setup), acting)
+        steps = config.envs_per_actor * config.unroll_length
+        made["unroll, inference to learner device"] = transfer(unroll, learning, steps)
+    return made
+
+
+def transfer(arrays: ArrayTree, device: jax.Device, steps: int) -> Measure:
+    """Copies of ``arrays``, needed once for so many agent steps, to ``device``."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+    # Observations may be aliased, where that saves a copy; parameters and unrolls never are.
+    aliased = None if isinstance(jax.tree.leaves(arrays)[0], np.ndarray) else False
+
+    def work() -> tuple[float, ArrayTree]:
+        return float(steps), jax.device_put(arrays, device, may_alias=aliased)
+
+    def measure(seconds: float) -> Measurement:
+        found = rate([work], seconds)
+        return {
+            "steps_per_second": found,
+            "bytes_per_second": found / steps * size,
+            "bytes_per_step": size / steps,
+        }
+
+    measure(0.0)
+    return measure
+
+
+# (e) and (f) Training.
+
+
+class Training:
+    """``sebulba.train``, measured between two rows of its metrics.
+
+    The first turns are left out: those that compile and fill the replay, and those that take what
+    the actors had ready by then. A window is a multiple of the turns that take from every lane
+    equally often, so that it does not depend on which actor came first.
+    """
+
+    def __init__(self, setup: Setup, make_env: MakeEnv) -> None:
+        """Train briefly: to compile, and to see how long a turn takes."""
+        self._setup = setup
+        self._make_env = make_env
+        schedule = setup.schedule
+        self._round = schedule.lanes // math.gcd(schedule.lanes, schedule.per_turn)
+        self._first_turns = _first_turns(setup)
+        self._turns_per_second = 0.0
+        self(0.0)
+        if self._turns_per_second > self._round:  # Too short to tell.
+            self(1.0)
+
+    def __call__(self, seconds: float) -> Measurement:
+        """Measure for about ``seconds``, and at least a round of the lanes."""
+        rounds = math.ceil(self._turns_per_second * seconds / self._round) or 1
+        rows = min(ROWS, rounds)
+        every = math.ceil(rounds / rows) * self._round
+        warm = math.ceil(self._first_turns / every)
+        metrics = self._train(every, (warm + rows) * every)
+        start, window = metrics[warm - 1], metrics[warm : warm + rows]
+        elapsed = window[-1]["seconds"] - start["seconds"]
+        steps = window[-1]["steps"] - start["steps"]
+        self._turns_per_second = rows * every / elapsed
+        return {
+            "steps_per_second": steps / elapsed,
+            "updates_per_second": (window[-1]["update"] - start["update"]) / elapsed,
+            # The others are auto-reset ones.
+            "share_of_counted_steps": steps / (rows * every * self._setup.steps_per_turn),
+            "seconds": elapsed,
+            "shares": {
+                name.removesuffix("_seconds"): sum(row[name] for row in window) / elapsed
+                for name in start
+                if name.startswith(("actor_", "learner_")) and name.endswith("_seconds")
+            },
+        }
+
+    def _train(self, every: int, turns: int) -> list[dict[str, Any]]:
+        setup = self._setup
+        # Every turn counts at most these steps, so there are at least so many turns.
+        steps = turns * setup.steps_per_turn
+        result = sebulba.train(
+            dataclasses.replace(setup.config, total_steps=steps, log_every=every),
+            make_env=self._make_env,
+            agent=setup.agent,
+            optimiser=setup.optimiser,
+            topology=setup.topology,
+            progress=False,
+        )
+        return [dict(row) for row in result.metrics]
+
+
+def _first_turns(setup: Setup) -> int:
+    """Turns until training runs as it will: the replay is filled and the backlog is gone."""
+    config, schedule = setup.config, setup.schedule
+    # Each lane holds its queue and the unroll that waits for a place, and the learner two updates.
+    turns = math.ceil(schedule.lanes * (config.queue_size + 1) / schedule.per_turn) + 2
+    if isinstance(config, R2D2Config):
+        span = config.sequence_length // config.unroll_length
+        turns += math.ceil(schedule.lanes * span / schedule.per_turn)
+        sequences = config.replay.min_size + config.sequences_per_update / config.replay.ratio
+        turns += math.ceil(sequences / config.batch_size)
+    return turns
