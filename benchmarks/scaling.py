@@ -19,12 +19,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cloud_tpu
+import jax
 import tyro
 
-from sebulba import presets, read_metrics
+import sebulba
+from sebulba import distributed, placement, presets, read_metrics
+from sebulba.meter import Row
+
+INTERVALS = 12
+"""Rows of metrics of each run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +47,11 @@ class Options:
     repeats: int = 3
     out: Path = Path("benchmarks/results/scaling")
     here: bool = False
-    """Train once on the devices there are, with the hosts there are."""
+    """Train on the devices there are, with the hosts there are; start it on each of them."""
+    tpu_name: str | None = None
+    """Name of the Cloud TPU slice, to ask Google about it; default: TPU_NAME."""
+    wait: int = 0
+    """Seconds to wait for that slice to be healthy first."""
     join: tuple[Path, ...] = ()
     """JSON files of other machines, to print and plot beside these rows."""
 
@@ -47,8 +59,13 @@ class Options:
 def main(options: Options) -> None:
     """Measure, print, and write OUT.json and OUT.png."""
     rows: list[dict[str, Any]] = []
+    cloud = cloud_tpu.describe(options.tpu_name, options.wait)
+    print(f"Cloud TPU: {cloud}")
     if options.here:
-        rows.append(measure(options, None, None))
+        distributed.initialise()
+        rows += [measure_here(options) | {"cloud_tpu": cloud} for _ in range(options.repeats)]
+        if not distributed.is_lead():
+            return
     else:
         for _ in range(options.repeats):  # Interleaved: the machine drifts.
             for processes in options.processes:
@@ -61,35 +78,69 @@ def main(options: Options) -> None:
     report(rows, options.out.with_suffix(".png"))
 
 
-def measure(options: Options, processes: int | None, devices: int | None) -> dict[str, Any]:
-    """One training run; the rate is the median over its log intervals, the first two left out."""
+def measure_here(options: Options) -> dict[str, Any]:
+    """One training run of all hosts, on all their devices."""
     config = presets.get(options.preset)
-    learners = max(1, (devices or 2) - 1)
+    hosts = distributed.num_hosts()
+    config = dataclasses.replace(
+        config,
+        total_steps=options.updates * config.unroll_length * config.batch_size * hosts,
+        log_every=max(1, options.updates // INTERVALS),
+    )
+    topology, note = placement.choose(config)
+    if note:
+        print(note)
+    metrics = sebulba.train(config, topology=topology, progress=False).metrics
+    return {
+        "preset": options.preset,
+        "processes": hosts,
+        "devices_per_process": jax.local_device_count(),
+        "learners": topology.mesh.size,
+        "layout": topology.layout,
+        "device_kind": jax.devices()[0].device_kind,
+        "batch": config.batch_size * hosts,
+        **rates(metrics),
+        **machine(),
+    }
+
+
+def measure(options: Options, processes: int, devices: int) -> dict[str, Any]:
+    """One training run of local processes with stand-in devices."""
+    config = presets.get(options.preset)
+    learners = max(1, devices - 1)
     envs = learners * max(1, config.envs_per_actor // learners)
-    steps = options.updates * config.unroll_length * envs * (processes or 1)
+    steps = options.updates * config.unroll_length * envs * processes
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
-        words = ["train", options.preset, "--out", str(out), "--total-steps", str(steps)]
-        words += ["--log-every", str(max(1, options.updates // 12))]
-        if devices is not None:
-            words += ["--envs-per-actor", str(envs), "--batch-size", str(envs)]
-            pod = ["pod", "--hosts", str(processes), "--devices-per-host", str(devices), "--"]
-            words = [*pod, *words]
+        words = ["pod", "--hosts", str(processes), "--devices-per-host", str(devices), "--"]
+        words += ["train", options.preset, "--out", str(out), "--total-steps", str(steps)]
+        words += ["--log-every", str(max(1, options.updates // INTERVALS))]
+        words += ["--envs-per-actor", str(envs), "--batch-size", str(envs), "--num-inference", "1"]
         subprocess.run(
             [sys.executable, "-m", "sebulba", *words], check=True, stdout=subprocess.DEVNULL
         )
         metrics = read_metrics(out)
-    rates = [row["frames_per_second"] for row in metrics[2:-1]]
+    learning = ",".join(map(str, range(1, devices))) or "0"
     return {
         "preset": options.preset,
-        "processes": processes or int(os.environ.get("SLURM_NTASKS", 1)),
+        "processes": processes,
         "devices_per_process": devices,
-        "learners": learners * (processes or 1),
-        "batch": envs * (processes or 1),
-        "frames_per_second": statistics.median(rates),
-        "lowest": min(rates),
-        "highest": max(rates),
+        "learners": learners * processes,
+        "layout": f"a0-l{learning}",
+        "device_kind": "cpu",
+        "batch": envs * processes,
+        **rates(metrics),
         **machine(),
+    }
+
+
+def rates(metrics: Sequence[Row]) -> dict[str, float]:
+    """Median, lowest and highest over the rows, without the first two, which compile."""
+    found = [float(row["frames_per_second"] or 0) for row in metrics[2:-1]]
+    return {
+        "frames_per_second": statistics.median(found),
+        "lowest": min(found),
+        "highest": max(found),
     }
 
 
