@@ -1,8 +1,9 @@
 """Plan presets for many TPU slices with the real TPU compiler; needs no TPU, but takes an hour.
 
-Run it as: python benchmarks/tpu_compile.py
+Run it as: python benchmarks/tpu_compile.py [--averaging hosts]
 
-Writes benchmarks/results/tpu_compile.json after every slice, and tpu_compile.md from it.
+Writes benchmarks/results/tpu_compile.json after every slice, and tpu_compile.md from it; with
+gradients averaged within each host and then over hosts, tpu_compile_hosts.{json,md}.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from sebulba.plan_table import si
 from sebulba.topology import Topology
 
 SLICES = ("v3-8", "v3-32", "v4-4096", "v5p-16", "v5e-8", "v5e-16", "v5e-32", "v6e-32")
+REFUSING = ("v5e-16", "v5e-32", "v5e-64", "v6e-32")
+"""Slices on which the compiler refuses splits that span hosts."""
 EVERY_LAYOUT = ("v3-8",)
 """On these, every sensible layout; on the others, what training takes by itself, and shared."""
 PRESETS = ("vtrace-atari", "r2d2-atari")
@@ -39,23 +42,24 @@ def main() -> None:
     """Run the plans and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=PRESETS)
-    parser.add_argument("--slices", nargs="+", default=SLICES)
-    parser.add_argument("--out", type=Path, default=RESULTS / "tpu_compile.json")
+    parser.add_argument("--slices", nargs="+")
+    parser.add_argument("--averaging", choices=("devices", "hosts"), default="devices")
     options = parser.parse_args()
+    hosts = options.averaging == "hosts"
+    out = RESULTS / ("tpu_compile_hosts.json" if hosts else "tpu_compile.json")
     jax.config.update("jax_platforms", "cpu")
-    plans = json.loads(options.out.read_text())["plans"] if options.out.exists() else []
+    plans = json.loads(out.read_text())["plans"] if out.exists() else []
     for preset in options.presets:
-        for name in options.slices:
-            config = presets.get(preset)
+        for name in options.slices or (REFUSING if hosts else SLICES):
+            config = dataclasses.replace(presets.get(preset), averaging=options.averaging)
             if name not in EVERY_LAYOUT:
                 config = _narrowed(config, name)
             made = dataclasses.asdict(plan.make(config, name))
             plans = [p for p in plans if (p["preset"], p["slice"]) != (preset, made["slice"])]
             plans.append(made)
-            results = {**_provenance(), "plans": plans}
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(results, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(_markdown(results))
+            results = {**_provenance(options.averaging), "plans": plans}
+            out.write_text(json.dumps(results, indent=1) + "\n")
+            out.with_suffix(".md").write_text(_markdown(results))
             print(preset, name, made["recommended"], made["why"], flush=True)
 
 
@@ -65,9 +69,10 @@ def _narrowed(config: Config, slice_name: str) -> Config:
     return dataclasses.replace(config, num_inference=len(wanted.inference))
 
 
-def _provenance() -> dict[str, Any]:
+def _provenance(averaging: str) -> dict[str, Any]:
+    options = "" if averaging == "devices" else f" --averaging {averaging}"
     return {
-        "command": "python benchmarks/tpu_compile.py",
+        "command": f"python benchmarks/tpu_compile.py{options}",
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")},

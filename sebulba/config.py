@@ -89,6 +89,10 @@ class Config:
     num_inference: int | None = None
     """Devices of each host that only act; None: a quarter, or as many more as let the learners
     divide envs_per_actor. One device is shared."""
+    averaging: Literal["devices", "hosts"] = "devices"
+    """devices: gradients are averaged over the learner devices of all hosts at once (ICI, NCCL);
+    hosts: over those of each host, then over the hosts' own network (on TPUs the data-centre
+    network), which allows splits that the TPU compiler refuses for several hosts."""
     actors_per_device: int = 2
     """Actor threads for each inference device, each with its own environments."""
     envs_per_actor: int = 32

@@ -2,8 +2,8 @@
 
 For some meshes the compiler neither succeeds nor fails but aborts its process, and some it takes
 for small arrays only. So a child is asked, about a mean over arrays as large as gradients get.
-Started as ``python -m sebulba.mesh_probe GENERATION SHAPE CHIPS_PER_HOST COUNT...`` it prints a
-line of JSON for each COUNT of acting devices of a host, 0 for devices that all act and learn.
+Started as ``python -m sebulba.mesh_probe GENERATION SHAPE CHIPS_PER_HOST AVERAGING COUNT...`` it
+prints a line of JSON for each COUNT of acting devices of a host, 0 where all act and learn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sebulba import tpu
 from sebulba.compiler import Refused, compile_
-from sebulba.topology import LEARNER_AXIS, Topology
+from sebulba.topology import LEARNER_AXIS, Averaging, Topology
 
 SIZES = (2**13, 2**20, 2**23)
 """Numbers in a gradient: 32 KB, 4 MB and 32 MB. The compiler's algorithm depends on it."""
@@ -34,15 +34,19 @@ class CannotAsk(RuntimeError):
     """The compiler gives no answer to anything."""
 
 
-def ask(tpu_slice: tpu.Slice, counts: Sequence[int]) -> dict[int, str | None]:
+def ask(
+    tpu_slice: tpu.Slice, counts: Sequence[int], averaging: Averaging = "devices"
+) -> dict[int, str | None]:
     """For each number of acting devices, why its learner mesh is refused; None where it is not.
+
+    ``averaging`` says whether the mesh is that of all hosts or of the first one.
 
     Raises:
       CannotAsk: libtpu is missing or does not know the slice.
     """
     answers: dict[int, str | None] = {}
     while rest := [count for count in counts if count not in answers]:
-        lines, error = _child(tpu_slice, rest)
+        lines, error = _child(tpu_slice, rest, averaging)
         if not lines:
             raise CannotAsk(error or "the compiler's process gave no answer")
         answers.update((count, why) for count, why in lines[1:])
@@ -53,8 +57,11 @@ def ask(tpu_slice: tpu.Slice, counts: Sequence[int]) -> dict[int, str | None]:
     return answers
 
 
-def _child(tpu_slice: tpu.Slice, counts: Sequence[int]) -> tuple[list[tuple[int, str]], str]:
-    words = [tpu_slice.generation.name, tpu_slice.shape, tpu_slice.chips_per_host, *counts]
+def _child(
+    tpu_slice: tpu.Slice, counts: Sequence[int], averaging: Averaging
+) -> tuple[list[tuple[int, str]], str]:
+    chips = tpu_slice.chips_per_host
+    words = [tpu_slice.generation.name, tpu_slice.shape, chips, averaging, *counts]
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     result = subprocess.run(
@@ -74,11 +81,17 @@ def _child(tpu_slice: tpu.Slice, counts: Sequence[int]) -> tuple[list[tuple[int,
     return lines, check.group().strip() if check else last
 
 
-def _answers(tpu_slice: tpu.Slice, counts: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+def _answers(
+    tpu_slice: tpu.Slice, counts: Sequence[int], averaging: Averaging
+) -> Iterator[tuple[int, str | None]]:
     devices = tpu.devices(tpu_slice)
     yield -1, None  # The compiler is there.
     for count in counts:
-        topology = Topology.split(count, devices) if count else Topology.shared(devices)
+        topology = (
+            Topology.split(count, devices, averaging=averaging)
+            if count
+            else Topology.shared(devices, averaging)
+        )
         yield count, next(filter(None, (_refusal(topology, size) for size in SIZES)), None)
 
 
@@ -101,8 +114,10 @@ def _refusal(topology: Topology, size: int) -> str | None:
 
 
 if __name__ == "__main__":
-    generation, shape, chips_per_host, *asked = sys.argv[1:]
+    generation, shape, chips_per_host, across, *asked = sys.argv[1:]
     for answer in _answers(
-        tpu.of(generation, shape, int(chips_per_host)), [int(count) for count in asked]
+        tpu.of(generation, shape, int(chips_per_host)),
+        [int(count) for count in asked],
+        "hosts" if across == "hosts" else "devices",
     ):
         print(json.dumps(answer), flush=True)

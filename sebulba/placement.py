@@ -48,23 +48,30 @@ def choose(
     """
     devices = jax.devices() if devices is None else devices
     if config.placement == "shared":
-        return Placement(Topology.shared(devices), None)
+        return Placement(Topology.shared(devices, config.averaging), None)
     if ask is None:
         ask = known_or_asked(devices) if devices[0].platform == "tpu" else accept
     batch = share(config)
-    wanted = Topology.split(config.num_inference, devices, batch)
+    wanted = Topology.split(config.num_inference, devices, batch, config.averaging)
     (why,) = ask([wanted])
     if why is None:
         return Placement(wanted, None)
     others = [t for t in alternatives(wanted, devices) if batch % len(t.learners) == 0]
     for topology, refused in zip(others, ask(others), strict=True):
         if refused is None:
-            return Placement(topology, f"{topology.layout}, since {wanted.layout} fails: {why}")
+            return Placement(topology, _note(topology, wanted, why))
     raise ConfigError(
         f"no placement works on these devices ({wanted.layout}: {why}): make "
         f"{' and '.join(sizes(config))} a multiple of {len(wanted.inference + wanted.learners)}, "
         "the devices of each host, so that all of them can learn."
     )
+
+
+def _note(taken: Topology, wanted: Topology, why: str) -> str:
+    note = f"{taken.layout}, since {wanted.layout} fails: {why}"
+    if wanted.averaging == "devices" and wanted.num_hosts > 1:
+        note += "; --averaging hosts may allow it"
+    return note
 
 
 def alternatives(wanted: Topology, devices: Sequence[jax.Device]) -> list[Topology]:
@@ -75,16 +82,20 @@ def alternatives(wanted: Topology, devices: Sequence[jax.Device]) -> list[Topolo
         return []
     others = [count for count in range(1, per_host) if count != acting]
     others.sort(key=lambda count: (abs(count - acting), count))
-    splits = [Topology.split(count, devices) for count in others]
-    return [*splits, Topology.shared(devices)]
+    splits = [Topology.split(count, devices, averaging=wanted.averaging) for count in others]
+    return [*splits, Topology.shared(devices, wanted.averaging)]
 
 
 def tpu_compiler(tpu_slice: Slice) -> Ask:
-    """Ask the TPU compiler, in a process of its own: 10 seconds or so."""
+    """Ask the TPU compiler, in a process of its own: 10 seconds or so.
+
+    The topologies asked about together have one way of averaging.
+    """
 
     def ask(topologies: Sequence[Topology]) -> list[str | None]:
         counts = [_acting_only(topology) for topology in topologies]
-        answers = mesh_probe.ask(tpu_slice, counts)
+        averaging = topologies[0].averaging
+        answers = mesh_probe.ask(tpu_slice, counts, averaging)
         return [answers[count] for count in counts]
 
     return ask
@@ -93,6 +104,7 @@ def tpu_compiler(tpu_slice: Slice) -> Ask:
 def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
     """The survey's answers, where this slice is in it and the compiler is the same; else ask.
 
+    The survey is of meshes that span all hosts; about those of one host the compiler is asked.
     Where nothing answers, only ``shared`` is accepted: no slice refuses all of its devices.
     """
     tpu_slice = identify(devices)
@@ -103,7 +115,9 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
                 raise mesh_probe.CannotAsk(f"{devices[0].device_kind} is not known")
             answers = survey()
             known = answers["slices"].get(tpu_slice.name, {})
-            if known.get("shape") == tpu_slice.shape and answers["libtpu"] == _libtpu_version():
+            spanning = topologies[0].averaging == "devices"
+            same = known.get("shape") == tpu_slice.shape and answers["libtpu"] == _libtpu_version()
+            if spanning and same:
                 return [known["refused"].get(topology.layout) for topology in topologies]
             return tpu_compiler(tpu_slice)(topologies)
         except mesh_probe.CannotAsk as error:

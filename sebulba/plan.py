@@ -143,8 +143,8 @@ def sensible(config: Config, devices: Sequence[jax.Device]) -> list[Topology]:
     of the devices learning is not sensible: an update costs three times the actors' work.
     """
     if config.placement == "shared":
-        return [Topology.shared(devices)]
-    wanted = Topology.split(config.num_inference, devices)
+        return [Topology.shared(devices, config.averaging)]
+    wanted = Topology.split(config.num_inference, devices, averaging=config.averaging)
     batch = placement.share(config)
     found = [wanted]
     for topology in placement.alternatives(wanted, devices):
@@ -231,7 +231,7 @@ def _row(
         act=act,
         update=update,
         hbm=acting + learning if is_shared else max(acting, learning),
-        estimate=estimate(config, topology, machine, act, update),
+        estimate=estimate(config, topology, machine, act, update, lowered.gradient_bytes),
     )
 
 

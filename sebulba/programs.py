@@ -28,12 +28,14 @@ class Lowered(NamedTuple):
       update: the programs of one update on the learner mesh of all hosts, and how often each runs.
       carry_bytes: memory that each further actor of an inference device takes there.
       replay_bytes: memory that the replay takes on each learner device.
+      gradient_bytes: size of a gradient.
     """
 
     act: jax.stages.Lowered
     update: list[tuple[jax.stages.Lowered, int]]
     carry_bytes: int
     replay_bytes: int
+    gradient_bytes: int
 
 
 def lower(config: Config, spec: EnvSpec, topology: Topology) -> Lowered:
@@ -66,6 +68,7 @@ def lower(config: Config, spec: EnvSpec, topology: Topology) -> Lowered:
         update=_lower_update(config, spec, topology, parts[0]),
         carry_bytes=_nbytes(carry),
         replay_bytes=_replay_bytes(config, topology, parts[0]),
+        gradient_bytes=_nbytes(params),
     )
 
 

@@ -14,7 +14,10 @@ from sebulba.topology import Topology
 from sebulba.tpu import Slice
 
 Bound = Literal["acting", "learning", "environments"]
-Part = Literal["compute", "memory", "all-reduce"]
+Part = Literal["compute", "memory", "all-reduce", "hosts' network"]
+HOST_BANDWIDTH = 12.5e9
+"""Of a host's data-centre network, one way, bytes/s: a v5e pod's 6.4 Tbit/s
+(cloud.google.com/tpu/docs/v5e) over its 64 hosts of four chips."""
 
 
 class Machine(NamedTuple):
@@ -37,7 +40,7 @@ class Estimate:
 
     Attributes:
       act_seconds: one inference step of one actor.
-      update_seconds: one update, the all-reduce included.
+      update_seconds: one update, with what its averaging sends.
       update_bound: what the update waits for most.
       acting, learning: frames/s of the whole slice that either side could sustain. Where devices
         are shared, they do both in turn, so the two are the same.
@@ -59,13 +62,19 @@ class Estimate:
 
 
 def estimate(
-    config: Config, topology: Topology, machine: Machine, act: Program, update: Program
+    config: Config,
+    topology: Topology,
+    machine: Machine,
+    act: Program,
+    update: Program,
+    gradient_bytes: int,
 ) -> Estimate:
     """Rates of ``config`` on ``topology``, whose programs cost ``act`` and ``update``."""
     chip = machine.slice
     act_seconds = max(act.flops / chip.flops, act.bytes / chip.hbm_bandwidth)
-    parts = _parts(update, chip, topology.mesh.size)
-    update_seconds = max(parts["compute"], parts["memory"]) + parts["all-reduce"]
+    parts = _parts(update, chip, topology, gradient_bytes)
+    sending = parts["all-reduce"] + parts["hosts' network"]
+    update_seconds = max(parts["compute"], parts["memory"]) + sending
     acting = len(topology.inference) * config.envs_per_actor / act_seconds
     learning = steps_per_update(config) / update_seconds
     slower: Bound = "acting" if acting < learning else "learning"
@@ -95,10 +104,17 @@ def steps_per_update(config: Config) -> float:
     return config.batch_size * config.unroll_length
 
 
-def _parts(update: Program, chip: Slice, devices: int) -> dict[Part, float]:
+def _parts(
+    update: Program, chip: Slice, topology: Topology, gradient_bytes: int
+) -> dict[Part, float]:
+    def ring(sent: int, size: int) -> float:
+        """Every byte is sent twice, but for those that stay where they are."""
+        return 2 * sent * (size - 1) / size
+
+    hosts = topology.num_hosts if topology.averaging == "hosts" else 1
     return {
         "compute": update.flops / chip.flops,
         "memory": update.bytes / chip.hbm_bandwidth,
-        # A ring sends every byte twice.
-        "all-reduce": 2 * update.all_reduce_bytes * (devices - 1) / devices / chip.ici_bandwidth,
+        "all-reduce": ring(update.all_reduce_bytes, topology.mesh.size) / chip.ici_bandwidth,
+        "hosts' network": ring(gradient_bytes, hosts) / HOST_BANDWIDTH,
     }

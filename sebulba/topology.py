@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sebulba.config import ConfigError
 
 LEARNER_AXIS = "learner"
+Averaging = Literal["devices", "hosts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +23,21 @@ class Topology:
     Attributes:
       inference: this host's devices that act.
       learners: this host's devices that learn.
-      mesh: the learner devices of all hosts, one axis named ``learner``.
+      mesh: the learner devices that one computation spans, one axis named ``learner``: those of
+        all hosts, or this host's alone where ``averaging`` is ``hosts``.
       layout: the split of every host, in the notation of Huang et al. (2023), "Cleanba":
         ``a0-l1,2,3`` has device 0 act and devices 1 to 3 learn; with ``a0,1-l0,1`` both do both.
+      num_hosts: hosts that take part.
+      averaging: ``devices`` over the devices of all hosts at once; ``hosts`` over those of each
+        host and then, by ``sebulba.hosts``, over the hosts.
     """
 
     inference: tuple[jax.Device, ...]
     learners: tuple[jax.Device, ...]
     mesh: Mesh
     layout: str
+    num_hosts: int
+    averaging: Averaging
 
     @classmethod
     def split(
@@ -37,6 +45,7 @@ class Topology:
         num_inference: int | None = None,
         devices: Sequence[jax.Device] | None = None,
         batch: int | None = None,
+        averaging: Averaging = "devices",
     ) -> Topology:
         """Split the devices of every host in the same way.
 
@@ -46,6 +55,7 @@ class Topology:
             ``batch``. A host with one device shares it between both roles.
           devices: devices of all hosts; ``jax.devices()`` where None.
           batch: environments of one actor, of which each learner takes an equal part.
+          averaging: over the learner devices of all hosts at once, or first within each host.
 
         Raises:
           ConfigError: a split that the devices do not allow, or hosts that differ.
@@ -56,44 +66,51 @@ class Topology:
             num_inference = _default(per_host, batch)
         _check(num_inference, per_host)
         if per_host == 1:
-            return cls._of(hosts, range(1), range(1))
-        return cls._of(hosts, range(num_inference), range(num_inference, per_host))
+            return cls._of(hosts, range(1), range(1), averaging)
+        return cls._of(hosts, range(num_inference), range(num_inference, per_host), averaging)
 
     @classmethod
-    def shared(cls, devices: Sequence[jax.Device] | None = None) -> Topology:
+    def shared(
+        cls, devices: Sequence[jax.Device] | None = None, averaging: Averaging = "devices"
+    ) -> Topology:
         """Every device of every host both acts and learns.
 
         Args:
           devices: devices of all hosts; ``jax.devices()`` where None.
+          averaging: over the learner devices of all hosts at once, or first within each host.
 
         Raises:
           ConfigError: hosts that differ.
         """
         hosts = _by_host(jax.devices() if devices is None else devices)
         everyone = range(len(hosts[jax.process_index()]))
-        return cls._of(hosts, everyone, everyone)
+        return cls._of(hosts, everyone, everyone, averaging)
 
     @classmethod
-    def _of(cls, hosts: list[list[jax.Device]], acting: range, learning: range) -> Topology:
+    def _of(
+        cls,
+        hosts: list[list[jax.Device]],
+        acting: range,
+        learning: range,
+        averaging: Averaging,
+    ) -> Topology:
         local = hosts[jax.process_index()]
+        spanned = hosts if averaging == "devices" else [local]
         return cls(
             inference=tuple(local[i] for i in acting),
             learners=tuple(local[i] for i in learning),
             mesh=Mesh(
-                np.array([host[i] for host in hosts for i in learning]),
+                np.array([host[i] for host in spanned for i in learning]),
                 (LEARNER_AXIS,),
                 axis_types=(AxisType.Auto,),
             ),
             layout=f"a{','.join(map(str, acting))}-l{','.join(map(str, learning))}",
+            num_hosts=len(hosts),
+            averaging=averaging,
         )
 
-    @property
-    def num_hosts(self) -> int:
-        """Hosts that take part."""
-        return self.mesh.size // len(self.learners)
-
     def replicated(self) -> NamedSharding:
-        """A copy on every learner device."""
+        """A copy on every device of ``mesh``."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def __str__(self) -> str:

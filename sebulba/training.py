@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba import algorithms, distributed
+from sebulba import algorithms, distributed, hosts
 from sebulba.checkpoint import Counts
 from sebulba.config import Config
 from sebulba.display import Progress
@@ -52,7 +52,9 @@ class TrainingRun:
         self._turn = 0
         counts: Counts = {}
         if config.resume:
-            self._turn, self._state, counts = directory.restore(self._state)
+            spanning = hosts.to_all(self._state, topology)
+            self._turn, restored, counts = directory.restore(spanning)
+            self._state = hosts.from_all(restored, topology)
             self.updates = int(counts["updates"])
             self._notes.append(learner.load_memory(directory.memory(self._turn)))
         directory.start(self.updates)
@@ -210,8 +212,8 @@ class TrainingRun:
 
     def _save(self) -> None:
         counts = {"updates": self.updates, **self._meter.count()}
-        params = self._learner.params(self._state)
-        memory = self._directory.save(self._turn, self._state, params, counts)
+        state = hosts.to_all(self._state, self._topology)
+        memory = self._directory.save(self._turn, state, self._learner.params(state), counts)
         if memory is not None:
             self._learner.save_memory(memory)
 

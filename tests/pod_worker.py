@@ -1,7 +1,7 @@
 """One process of a pod, for test_pod.py: ``pod_worker.py MODE OUT HOSTS HOST PORT``.
 
-``compare`` writes what must be the same on every host, and a gradient; ``raise`` trains until the
-environments of host 1 raise.
+``devices`` and ``hosts`` average in that way, and write what must be the same on every host, and
+gradients; ``raise`` trains until the environments of host 1 raise.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -27,22 +27,28 @@ import jax.numpy as jnp
 import numpy as np
 
 import sebulba
-from sebulba import algorithms, distributed, envs, presets
+from sebulba import algorithms, distributed, envs, hosts, presets
 from sebulba.learners import assemble, make_optimiser
 from sebulba.learners.base import TRAJECTORY_AXES
+from sebulba.learners.replay import Sample
+from sebulba.learners.storage import Sequences
 from sebulba.types import ActorOutput, Trajectory
 
-T, B = 10, 12
+T, B = 20, 12
+SHARE = B // LEARNERS
+"""Trajectories of each learner device, however many hosts there are."""
+Cut = tuple[int, slice]
+"""The number of a learner device of this host, and what of the whole batch is its part."""
 
 
 def main() -> None:
     distributed.initialise(f"127.0.0.1:{PORT}", HOSTS, HOST)
-    topology = sebulba.Topology.split(1)
     if MODE == "raise":
-        train_until_host_1_raises(topology)
+        train_until_host_1_raises(sebulba.Topology.split(1))
+    topology = sebulba.Topology.split(1, averaging="hosts" if MODE == "hosts" else "devices")
     found = {
-        "vtrace": {"digests": digests("vtrace-catch", topology), "gradient": gradient(topology)},
-        "r2d2": {"digests": digests("r2d2-catch", topology)},
+        preset: {"digests": digests(preset, topology), "gradient": gradient(preset, topology)}
+        for preset in ("vtrace-catch", "r2d2-catch")
     }
     (OUT / f"{HOSTS}-{HOST}.json").write_text(json.dumps(found))
 
@@ -89,29 +95,54 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
     ]
 
 
-def gradient(topology: sebulba.Topology) -> list[float]:
-    """Of V-trace on data that do not depend on the number of hosts."""
-    config = small("vtrace-catch")
-    env = envs.Catch(1, seed=0)
+def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
+    """On data that do not depend on the number of hosts."""
+    config = small(preset)
+    env: Any = envs.Catch(1, seed=0)
+    if config.network.core == "lstm":
+        env = envs.PreviousAction(env)
     agent = algorithms.make_agent(config, env.spec)
     optimiser = make_optimiser(config.optimiser, 1)
     learner: Any = algorithms.make_learner(config, agent, env.spec, optimiser, topology)
-    params = learner.params(learner.init(jax.random.key(1)))
-    learners = len(topology.learners)
-    whole = trajectory()
-    parts = []
-    for number, device in enumerate(topology.learners, start=HOST * learners):
-        window = slice(number * B // LEARNERS, (number + 1) * B // LEARNERS)
-        part = Trajectory(
-            jax.tree.map(lambda leaf, window=window: leaf[:, window], whole.timestep),
-            jax.tree.map(lambda leaf, window=window: leaf[:, window], whole.actor),
-            whole.initial_state,
-        )
-        parts.append(jax.device_put(part, device))
-    batch = (assemble(parts, TRAJECTORY_AXES, topology),)
-    found, _, _ = jax.jit(learner.synchronised.gradient)(params, (), batch)
+    state = learner.init(jax.random.key(1))
+    first = HOST * len(topology.learners)
+    cuts = [
+        (number, slice((first + number) * SHARE, (first + number + 1) * SHARE))
+        for number in range(len(topology.learners))
+    ]
+    if preset == "vtrace-catch":
+        fixed: Any = ()
+        batch: Any = (assemble([part(cut, topology) for cut in cuts], TRAJECTORY_AXES, topology),)
+    else:
+        fixed = state.target
+        learner.replay.sizes = lambda: [100] * len(cuts)
+        batch = learner._batch([sample(cut, agent, topology) for cut in cuts])
+    found = jax.jit(learner.synchronised.gradient)(learner.params(state), fixed, batch)[0]
+    found = hosts.combine("mean", found, topology)
     flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
     return [float(number) for number in flat]
+
+
+def part(cut: Cut, topology: sebulba.Topology) -> Trajectory:
+    """A learner device's trajectories."""
+    number, window = cut
+    whole = trajectory()
+    timestep, actor = jax.tree.map(lambda leaf: leaf[:, window], (whole.timestep, whole.actor))
+    return jax.device_put(Trajectory(timestep, actor, {}), topology.learners[number])
+
+
+def sample(cut: Cut, agent: Any, topology: sebulba.Topology) -> Sample:
+    """A learner device's sequences; no two have the same probability."""
+    number, window = cut
+    timestep, actor, _ = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1)[window], trajectory())
+    previous = np.concatenate([np.zeros_like(actor.action[:, :1]), actor.action], axis=1)
+    observation = {"observation": timestep.observation, "action": previous}
+    sequences = Sequences(
+        timestep._replace(observation=observation), actor.action, agent.initial_state(SHARE)
+    )
+    indices = np.arange(B)[window]
+    placed = jax.device_put(sequences, topology.learners[number])
+    return Sample(placed, indices, indices, (1.0 + indices) / 100)
 
 
 def trajectory() -> Trajectory:
@@ -142,7 +173,8 @@ def train_until_host_1_raises(topology: sebulba.Topology) -> None:
             return super().step(action)
 
     config = dataclasses.replace(small("vtrace-catch"), total_steps=10**9, out=OUT / "run")
-    sebulba.train(config, topology=topology, make_env=Raises, progress=False)
+    with jax.thread_guard(True):
+        sebulba.train(config, topology=topology, make_env=Raises, progress=False)
 
 
 main()

@@ -26,6 +26,9 @@ class StandIn:
     coords: tuple[int, ...] = ()
 
 
+SHARED = "a0,1,2,3-l0,1,2,3"
+
+
 def hosts(count: int, per_host: int) -> list[StandIn]:
     return [StandIn(number, number // per_host) for number in range(count * per_host)]
 
@@ -77,7 +80,24 @@ def test_the_wanted_split_is_taken_where_it_works() -> None:
 def test_the_nearest_that_works_is_taken_else(refused: list[str], layout: str) -> None:
     chosen = placement.choose(config(), hosts(2, 4), refusing(*refused))
     assert chosen.topology.layout == layout
-    assert chosen.note == f"{layout}, since a0,1-l2,3 fails: no such route"
+    assert chosen.note == (
+        f"{layout}, since a0,1-l2,3 fails: no such route; --averaging hosts may allow it"
+    )
+
+
+def test_all_that_is_asked_about_averages_as_the_config_says() -> None:
+    asked: list[Topology] = []
+
+    def ask(topologies: Sequence[Topology]) -> list[str | None]:
+        asked.extend(topologies)
+        return ["no such route" if topology.layout != SHARED else None for topology in topologies]
+
+    chosen = placement.choose(config(averaging="hosts"), hosts(2, 4), ask)
+    assert chosen.topology.layout == SHARED and len(asked) == 3
+    assert {topology.averaging for topology in asked} == {"hosts"}
+    assert chosen.note == f"{SHARED}, since a0,1-l2,3 fails: no such route"
+    shared = placement.choose(config(averaging="hosts", placement="shared"), hosts(2, 4), ask)
+    assert shared.topology.averaging == "hosts"
 
 
 def test_the_nearest_comes_first() -> None:
@@ -142,16 +162,21 @@ def test_on_a_tpu_slice_the_survey_answers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_another_compiler_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[int]]] = []
+    asked: list[tuple[str, list[int], str]] = []
 
-    def ask(tpu_slice: tpu.Slice, counts: list[int]) -> dict[int, str | None]:
-        asked.append((tpu_slice.name, counts))
+    def ask(tpu_slice: tpu.Slice, counts: list[int], averaging: str) -> dict[int, str | None]:
+        asked.append((tpu_slice.name, counts, averaging))
         return {count: None for count in counts}
 
     monkeypatch.setattr(mesh_probe, "ask", ask)
     monkeypatch.setattr(placement, "_libtpu_version", lambda: "1.0")
     assert placement.choose(config(), slice_of("v5e-32")).topology.layout == "a0,1-l2,3"
-    assert asked == [("v5e-32", [2])]
+    assert asked == [("v5e-32", [2], "devices")]
+    # The survey does not know meshes of one host.
+    as_surveyed(monkeypatch)
+    of_one_host = placement.choose(config(averaging="hosts"), slice_of("v5e-32"))
+    assert of_one_host.topology.layout == "a0,1-l2,3"
+    assert asked[1:] == [("v5e-32", [2], "hosts")]
 
 
 def test_shared_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +206,7 @@ def test_a_compiler_that_aborts_refuses_that_one(monkeypatch: pytest.MonkeyPatch
     asked: list[list[str]] = []
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(words[6:])
+        asked.append(words[7:])
         return subprocess.CompletedProcess(words, 0, *next(runs))
 
     monkeypatch.setattr(mesh_probe.subprocess, "run", run)
@@ -229,3 +254,13 @@ def test_the_tpu_compiler_still_answers_as_in_the_survey() -> None:
             n for n, layout in layouts.items() if layout in refused
         }
         assert answers[2] is not None and answers[1] is answers[0] is None
+
+
+def test_meshes_of_single_hosts_where_those_of_all_are_refused() -> None:
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'sebulba[tpu]'")
+    v5e_32 = tpu.parse("v5e-32")
+    refused = placement.survey()["slices"][v5e_32.name]["refused"]
+    assert {"a0-l1,2,3", "a0,1-l2,3", "a0,1,2-l3"} == refused.keys()
+    answers = mesh_probe.ask(v5e_32, [1, 2, 3], "hosts")
+    assert "limited ICI routing" in str(answers.pop(1))
+    assert answers == {2: None, 3: None}

@@ -225,7 +225,7 @@ def test_rates_by_hand() -> None:
     config = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=32, batch_size=64)
     topology = Topology.split(4, jax.devices())
     machine = Machine(tpu.parse("v3-8"), frame_skip=4, steps_per_core=1000.0)
-    rates = estimate(config, topology, machine, ACT, UPDATE)
+    rates = estimate(config, topology, machine, ACT, UPDATE, 0)
     assert rates.act_seconds == pytest.approx(1e-3)  # 61.5 G of 61.5 T operations/s.
     # 9 GB of 450 GB/s; and 3/4 of 1 GB twice over 140 GB/s.
     assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140)
@@ -237,10 +237,20 @@ def test_rates_by_hand() -> None:
     assert rates.cores_per_host == pytest.approx(rates.learning / 4 / 1000)
 
 
+def test_averaging_over_hosts_takes_their_network() -> None:
+    """Within the host over ICI, and the gradient, twice, but for a quarter, over the hosts'."""
+    config = presets.get("vtrace-catch")
+    topology = dataclasses.replace(Topology.split(4, jax.devices(), averaging="hosts"), num_hosts=4)
+    machine = Machine(tpu.parse("v3-32"), 1, 1e9)
+    rates = estimate(config, topology, machine, ACT, UPDATE, 10**9)
+    assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140 + 1.5 / 12.5)
+    assert rates.update_bound == "hosts' network"
+
+
 def test_shared_devices_do_both_in_turn() -> None:
     config = presets.get("vtrace-catch")
     machine = Machine(tpu.parse("v3-8"), 1, 1e9)
-    rates = estimate(config, Topology.shared(jax.devices()), machine, ACT, UPDATE)
+    rates = estimate(config, Topology.shared(jax.devices()), machine, ACT, UPDATE, 0)
     steps = config.batch_size * config.unroll_length
     act_calls = steps / (8 * config.envs_per_actor)
     seconds = rates.update_seconds + act_calls * rates.act_seconds
@@ -251,7 +261,7 @@ def test_r2d2_updates_as_often_as_the_replay_ratio_says() -> None:
     config = presets.get("r2d2-atari")
     assert isinstance(config, R2D2Config)
     machine = Machine(tpu.parse("v3-8"), 1, 1e9)
-    rates = estimate(config, Topology.split(4, jax.devices()), machine, ACT, UPDATE)
+    rates = estimate(config, Topology.split(4, jax.devices()), machine, ACT, UPDATE, 0)
     # 64 sequences for each 80 inserted, each of which took 40 steps.
     assert rates.learning == pytest.approx(80 * 40 / rates.update_seconds)
 

@@ -80,6 +80,7 @@ def end_of(process: subprocess.Popen[str], pids: Sequence[int]) -> tuple[float, 
     "words",
     [
         ["vtrace-catch", "--total-steps", "120000"],
+        ["vtrace-catch", "--total-steps", "120000", "--averaging", "hosts"],
         [
             "r2d2-catch",
             "--total-steps",
@@ -92,7 +93,7 @@ def end_of(process: subprocess.Popen[str], pids: Sequence[int]) -> tuple[float, 
             "3",
         ],
     ],
-    ids=["vtrace", "r2d2"],
+    ids=["vtrace", "vtrace-hosts", "r2d2"],
 )
 def test_two_hosts_learn_catch(tmp_path: Path, words: list[str]) -> None:
     out = tmp_path / "run"
@@ -118,20 +119,23 @@ def workers(mode: str, out: Path, hosts: int) -> list[subprocess.Popen[str]]:
     ]
 
 
-def test_same_bits_on_all_devices_and_the_gradient_of_one_process(tmp_path: Path) -> None:
-    for hosts in (1, 2):
-        for process in workers("compare", tmp_path, hosts):
+@pytest.mark.parametrize("averaging", ["devices", "hosts"])
+def test_same_bits_on_all_devices_and_the_gradient_of_one_process(
+    tmp_path: Path, averaging: str
+) -> None:
+    for hosts, mode in ((1, "devices"), (2, averaging)):
+        for process in workers(mode, tmp_path, hosts):
             output, _ = process.communicate(timeout=300)
             assert process.returncode == 0, output
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    for algorithm in ("vtrace", "r2d2"):
-        per_host = [found[host][algorithm]["digests"] for host in ("2-0", "2-1")]
+    for preset in ("vtrace-catch", "r2d2-catch"):
+        per_host = [found[host][preset]["digests"] for host in ("2-0", "2-1")]
         assert [len(digests) for digests in per_host] == [3, 3]
         assert len({digest for digests in per_host for digest in digests}) == 1
-    together, alone = (found[name]["vtrace"]["gradient"] for name in ("2-0", "1-0"))
-    scale = max(map(abs, alone))
-    assert scale > 0
-    assert max(abs(a - b) for a, b in zip(together, alone, strict=True)) <= 1e-5 * scale
+        together, alone = (found[name][preset]["gradient"] for name in ("2-0", "1-0"))
+        scale = max(map(abs, alone))
+        assert scale > 0
+        assert max(abs(a - b) for a, b in zip(together, alone, strict=True)) <= 1e-5 * scale
 
 
 def test_a_host_that_raises_ends_the_other(tmp_path: Path) -> None:

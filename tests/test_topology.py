@@ -77,6 +77,15 @@ def test_learners_of_all_hosts_are_in_the_mesh_and_only_ours_are_ours() -> None:
     assert str(topology) == "a0-l1,2,3 (2 hosts, stand-in)"
 
 
+def test_averaging_over_hosts_leaves_each_a_mesh_of_its_own() -> None:
+    devices = hosts(4, 4)
+    ours = [device for device in devices if device.process_index == 0]
+    split = Topology.split(1, devices, averaging="hosts")
+    assert (list(split.mesh.devices), split.num_hosts) == (ours[1:], 2)
+    shared = Topology.shared(devices, "hosts")
+    assert (list(shared.mesh.devices), shared.num_hosts) == (ours, 2)
+
+
 def test_hosts_must_be_equal() -> None:
     with pytest.raises(ConfigError, match=r"\{0: 2, 1: 3\}.*equal hosts"):
         Topology.split(1, hosts(2, 3))

@@ -14,6 +14,7 @@ import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sebulba import hosts
 from sebulba.config import OptimiserConfig
 from sebulba.topology import LEARNER_AXIS, Topology
 from sebulba.types import ArrayTree, Params, Trajectory
@@ -137,7 +138,7 @@ class SynchronisedUpdate:
         """
         self._batch = batch
         self._optimiser = optimiser
-        self._mesh = topology.mesh
+        self._topology = topology
         self._pieces = pieces
         self._whole = jax.jit(self._update, donate_argnums=0)
         self._piece = jax.jit(self._accumulate, donate_argnums=2)
@@ -145,7 +146,9 @@ class SynchronisedUpdate:
         self._replicated = topology.replicated()
 
     @functools.cached_property
-    def _indices(self) -> list[jax.Array]:
+    def _indices(self) -> list[jax.Array | None]:
+        if self._pieces == 1:
+            return [None]
         return [jax.device_put(jnp.int32(i), self._replicated) for i in range(self._pieces)]
 
     def __call__(
@@ -156,7 +159,7 @@ class SynchronisedUpdate:
         ``batch`` holds global arrays divided along B, ``fixed`` replicated ones. Each piece is an
         equal part of every device's share of B, in order.
         """
-        if self._pieces == 1:
+        if self._in_one_call:
             state, logs, part = self._whole(state, fixed, batch)
             return state, logs, [part]
         total: Any = None
@@ -164,8 +167,13 @@ class SynchronisedUpdate:
         for index in self._indices:
             total, part = self._piece(state.params, fixed, total, batch, index)
             per_sequence.append(part)
+        total = hosts.combine("mean", total, self._topology)
         new_state, logs = self._apply(state, total)
         return new_state, logs, per_sequence
+
+    @property
+    def _in_one_call(self) -> bool:
+        return self._pieces == 1 and self._topology.averaging == "devices"
 
     def lower(
         self, state: TrainState, batch: ArrayTree, fixed: ArrayTree = ()
@@ -175,25 +183,27 @@ class SynchronisedUpdate:
         Arguments are as for a call, but may be ``jax.ShapeDtypeStruct`` with shardings on devices
         that this machine does not have.
         """
-        if self._pieces == 1:
+        if self._in_one_call:
             return [(self._whole.lower(state, fixed, batch), 1)]
-        index = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated)
+        index = None
+        if self._pieces > 1:
+            index = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated)
         first = self._piece.lower(state.params, fixed, None, batch, index)
         shapes, _ = first.out_info
         total = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated),
             shapes,
         )
-        return [
-            (first, 1),
-            (self._piece.lower(state.params, fixed, total, batch, index), self._pieces - 1),
-            (self._apply.lower(state, total), 1),
-        ]
+        programs = [(first, 1), (self._apply.lower(state, total), 1)]
+        if self._pieces > 1:
+            more = self._piece.lower(state.params, fixed, total, batch, index)
+            programs.insert(1, (more, self._pieces - 1))
+        return programs
 
     def gradient(
         self, params: Params, fixed: ArrayTree, batch: ArrayTree, index: jax.Array | None = None
     ) -> tuple[Params, Logs, ArrayTree]:
-        """Gradient and logs, averaged over the learner devices of all hosts."""
+        """Gradient and logs, averaged over the devices of the learner mesh."""
         axes = self._batch.axes
 
         def local(params: Params, fixed: ArrayTree, batch: ArrayTree) -> Any:
@@ -206,7 +216,7 @@ class SynchronisedUpdate:
         # With check_vma=True, pmean(grad(loss)) would be N times too large.
         gradient: tuple[Params, Logs, ArrayTree] = jax.shard_map(
             local,
-            mesh=self._mesh,
+            mesh=self._topology.mesh,
             in_specs=(PartitionSpec(), PartitionSpec(), jax.tree.map(_spec, axes)),
             out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
             check_vma=False,
@@ -220,7 +230,12 @@ class SynchronisedUpdate:
         return *self._finish(state, (gradient, logs)), per_sequence
 
     def _accumulate(
-        self, params: Params, fixed: ArrayTree, total: Any, batch: ArrayTree, index: jax.Array
+        self,
+        params: Params,
+        fixed: ArrayTree,
+        total: Any,
+        batch: ArrayTree,
+        index: jax.Array | None,
     ) -> tuple[Any, ArrayTree]:
         gradient, logs, per_sequence = self.gradient(params, fixed, batch, index)
         piece = jax.tree.map(lambda leaf: leaf / self._pieces, (gradient, logs))
@@ -241,8 +256,8 @@ TRAJECTORY_AXES: Any = Trajectory(timestep=1, actor=1, initial_state=0)  # type:
 def assemble(parts: Sequence[ArrayTree], axes: Any, topology: Topology) -> Any:
     """Global arrays from this host's parts, one on each of its learner devices.
 
-    Nothing is copied: the parts become the shards of arrays that span all hosts. ``axes`` is a
-    prefix of the parts' tree with the axis of B.
+    Nothing is copied: the parts become the shards of arrays that span the learner mesh. ``axes``
+    is a prefix of the parts' tree with the axis of B.
     """
 
     def join_all(axis: int, *trees: ArrayTree) -> Any:
@@ -296,7 +311,7 @@ def count_turn(deliveries: Sequence[Delivery], interrupted: bool, topology: Topo
     flag = np.full(1, interrupted, np.int32)
     flags = [jax.device_put(flag, device) for device in topology.learners]
     count: TurnCount = _count(firsts, assemble(flags, 0, topology))
-    return count
+    return hosts.combine("sum", count, topology)
 
 
 @jax.jit

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from sebulba import losses
+from sebulba import hosts, losses
 from sebulba.config import R2D2Config
 from sebulba.learners.base import (
     Batch,
@@ -220,7 +220,8 @@ class R2D2Learner(Learner):
             placed = jax.device_put(np.float32(weights), device)
             parts.append(ReplayBatch(sample.sequences, placed))
         batch: ReplayBatch = assemble(parts, _BATCH_AXES, self._topology)
-        return batch._replace(weights=_normalised(batch.weights))
+        largest = hosts.combine("max", _largest(batch.weights), self._topology)
+        return batch._replace(weights=_normalised(batch.weights, largest))
 
     def _write_back(self) -> None:
         """Priorities of the update under way go to the replay."""
@@ -249,10 +250,8 @@ def local_data(array: jax.Array, device: jax.Device) -> jax.Array:
     return data[0]
 
 
-@jax.jit
-def _normalised(weights: jax.Array) -> jax.Array:
-    normalised: jax.Array = losses.normalize_importance_weights(weights, jnp.max(weights))
-    return normalised
+_largest = jax.jit(jnp.max)
+_normalised = jax.jit(losses.normalize_importance_weights)
 
 
 def _time_major(sequences: Sequences) -> tuple[Timestep, jax.Array]:
