@@ -105,7 +105,8 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
     """The survey's answers, where this slice is in it and the compiler is the same; else ask.
 
     The survey is of meshes that span all hosts; about those of one host the compiler is asked.
-    Where nothing answers, only ``shared`` is accepted: no slice refuses all of its devices.
+    Where nothing answers, a mesh of all devices of the slice or of a single one is accepted: no
+    slice refuses those.
     """
     tpu_slice = identify(devices)
 
@@ -122,7 +123,8 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
             return tpu_compiler(tpu_slice)(topologies)
         except mesh_probe.CannotAsk as error:
             why = f"the TPU compiler cannot be asked ({error})"
-            return [why if _acting_only(topology) else None for topology in topologies]
+            sizes = (1, len(devices))
+            return [None if topology.mesh.size in sizes else why for topology in topologies]
 
     return ask
 

@@ -189,6 +189,9 @@ def test_shared_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = placement.choose(config(), devices)
         assert chosen.topology.layout == "a0,1,2,3-l0,1,2,3"
         assert "cannot be asked" in str(chosen.note)
+        of_one_host = placement.choose(config(averaging="hosts"), devices)
+        assert of_one_host.topology.layout == "a0,1,2-l3"
+        assert "cannot be asked" in str(of_one_host.note)
 
 
 def test_elsewhere_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
