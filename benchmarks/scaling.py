@@ -25,6 +25,7 @@ from typing import Any
 
 import cloud_tpu
 import jax
+import numpy as np
 import tyro
 
 import sebulba
@@ -162,36 +163,56 @@ def machine() -> dict[str, Any]:
     }
 
 
+Point = tuple[int, float, float, float]
+"""Learner devices; median, lowest and highest frames/s."""
+
+
 def report(rows: list[dict[str, Any]], path: Path) -> None:
-    """A table with the efficiency against the row with one learner, and a plot."""
+    """A table and a plot.
+
+    Efficiency is frames/s for each learner, against a machine's row with the fewest learners.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    print(f"{'processes':>9} {'learners':>8} {'frames/s':>10} {'efficiency':>10}")
-    for processes in sorted({row["processes"] for row in rows}):
-        mine = [row for row in rows if row["processes"] == processes]
-        points = []
-        for learners in sorted({row["learners"] for row in mine}):
-            rates = [row["frames_per_second"] for row in mine if row["learners"] == learners]
-            points.append((learners, statistics.median(rates), min(rates), max(rates)))
-        first = points[0][1] / points[0][0]
-        for learners, middle, _, _ in points:
-            print(
-                f"{processes:>9} {learners:>8} {middle:>10,.0f} {middle / learners / first:>10.2f}"
-            )
-        xs, middles, lows, highs = zip(*points, strict=True)
-        errors = [
-            [middle - low for middle, low in zip(middles, lows, strict=True)],
-            [high - middle for middle, high in zip(middles, highs, strict=True)],
-        ]
-        axes.errorbar(xs, middles, errors, marker="o", capsize=3, label=f"{processes} process(es)")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    print(f"{'machine':>20} {'hosts':>6} {'learners':>8} {'frames/s':>12} {'efficiency':>10}")
+    for machine in sorted({_machine(row) for row in rows}):
+        its = [row for row in rows if _machine(row) == machine]
+        curves = {
+            hosts: _points([row for row in its if row["processes"] == hosts])
+            for hosts in sorted({row["processes"] for row in its})
+        }
+        fewest, rate, _, _ = min(point for points in curves.values() for point in points)
+        for hosts, points in curves.items():
+            for learners, middle, _, _ in points:
+                efficiency = middle / learners / (rate / fewest)
+                print(
+                    f"{machine:>20} {hosts:>6} {learners:>8} {middle:>12,.0f} {efficiency:>10.2f}"
+                )
+            xs, middles, lows, highs = map(np.array, zip(*points, strict=True))
+            label = f"{machine}, {hosts} process{'es' if hosts > 1 else ''}"
+            errors = [middles - lows, highs - middles]
+            axes.errorbar(xs, middles, errors, marker="o", capsize=3, label=label)
     axes.set(xlabel="learner devices", ylabel="training frames/s", ylim=(0, None))
-    axes.legend()
-    figure.tight_layout()
+    axes.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def _machine(row: dict[str, Any]) -> str:
+    return row["slice"] or f"{row['device_kind']}, {row['cpu_count']} cores"
+
+
+def _points(rows: list[dict[str, Any]]) -> list[Point]:
+    points = []
+    for learners in sorted({row["learners"] for row in rows}):
+        rates = [row["frames_per_second"] for row in rows if row["learners"] == learners]
+        points.append((learners, statistics.median(rates), min(rates), max(rates)))
+    return points
 
 
 if __name__ == "__main__":
