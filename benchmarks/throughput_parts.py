@@ -112,7 +112,7 @@ def parts(setup: Setup, names: Sequence[str]) -> dict[str, Part]:
         "c": lambda: {"as in training": update_measure(setup)},
         "d": lambda: transfers(setup),
         "e": lambda: {"as in training": Training(setup, lambda *_: recorded.copy())},
-        "f": lambda: {"as in training": Training(setup, default_make_env(config))},
+        "f": lambda: {"as in training": training(setup)},
     }
     # Training first: it has the better messages for a config that cannot work.
     return {name: make[name]() for name in sorted(names, reverse=True)}
@@ -426,6 +426,7 @@ class Training:
             # The others are auto-reset ones.
             "share_of_counted_steps": steps / (rows * every * self._setup.steps_per_turn),
             "seconds": elapsed,
+            "policy_lag": float(np.mean([row["policy_lag_mean"] for row in window])),
             "shares": {
                 name.removesuffix("_seconds"): sum(row[name] for row in window) / elapsed
                 for name in start
@@ -446,6 +447,11 @@ class Training:
             progress=False,
         )
         return [dict(row) for row in result.metrics]
+
+
+def training(setup: Setup) -> Training:
+    """With the environments of the config, whose actors share the cores."""
+    return Training(setup, default_make_env(setup.config, setup.schedule.lanes))
 
 
 def _first_turns(setup: Setup) -> int:

@@ -155,7 +155,7 @@ def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
 
     def frames(x: Array) -> Array:
         blocks = to_blocks(x)
-        y = (_windows(width, columns, blocks) if gather else blocks) @ weights
+        y = _numbers(_windows(width, columns, blocks) if gather else blocks) @ weights
         shifted = [
             y[:, i : i + height, j : j + width, n * out : (n + 1) * out]
             for n, (i, j) in enumerate(np.ndindex(*taps.shape[:2]))
@@ -192,7 +192,7 @@ def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) 
     height, width = dy.shape[1:3]
 
     def frames(x: Array, dy: Array) -> Array:
-        windows = _windows(width, columns, _to_blocks(strides, pads, kernel.shape, x))
+        windows = _numbers(_windows(width, columns, _to_blocks(strides, pads, kernel.shape, x)))
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
             [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
@@ -213,7 +213,10 @@ def _windows(width: int, columns: int, blocks: Array) -> Array:
 
 
 def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: Array) -> Array:
-    """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1."""
+    """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1.
+
+    The result is for `_numbers`: bytes are still words of four, of which a quarter has to move.
+    """
     batch, channels = x.shape[0], x.shape[3]
     counts = [
         (n + low + high - k) // s + -(-k // s)
@@ -223,10 +226,23 @@ def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: Array)
         (low, count * s - n - low, 0)
         for n, (low, _), count, s in zip(x.shape[1:3], pads, counts, strides, strict=True)
     ]
-    x = lax.pad(x.astype(jnp.float32), jnp.float32(0), ((0, 0, 0), *fit, (0, 0, 0)))
     (rows, columns), (down, right) = counts, strides
-    x = x.reshape(batch, rows, down, columns, right * channels).transpose(0, 1, 3, 2, 4)
-    return x.reshape(batch, rows, columns, down * right * channels)
+    words = x.dtype == jnp.uint8 and right * channels % 4 == 0
+    x = x if words else x.astype(jnp.float32)
+    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *fit, (0, 0, 0)))
+    if words:
+        x = lax.bitcast_convert_type(x.reshape(batch, -1, 4), jnp.uint32)
+    x = x.reshape(batch, rows, down, columns, -1).transpose(0, 1, 3, 2, 4)
+    return x.reshape(batch, rows, columns, -1)
+
+
+def _numbers(x: Array) -> Array:
+    """What `_to_blocks` gave, as float32."""
+    if x.dtype != jnp.uint32:
+        return x
+    # Without the barrier every byte would look up its word.
+    x = lax.bitcast_convert_type(lax.optimization_barrier(x), jnp.uint8)
+    return x.reshape(*x.shape[:3], -1).astype(jnp.float32)
 
 
 def _kernel_to_blocks(strides: Pair, kernel: Array) -> Array:

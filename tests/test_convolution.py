@@ -123,9 +123,25 @@ def test_mixed_dtypes_are_promoted() -> None:
     )
 
 
-def test_integer_images_are_read_in_the_kernels_dtype() -> None:
-    _, kernel, strides, padding = conv_inputs("shallow 1")
-    pixels = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 36, 36, 4)), jnp.uint8)
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int16, jnp.uint32])
+@pytest.mark.parametrize(
+    ("channels", "size", "stride", "padding"),
+    [
+        (4, 8, 4, "VALID"),  # The first layer of the Atari network.
+        (1, 8, 4, "SAME"),
+        (4, 3, 1, ((1, 2), (3, 0))),
+        (2, 5, 2, ((0, 0), (2, 1))),
+        (3, 4, 2, "SAME"),  # Rows of a block are no whole words.
+        (4, 2, 4, "VALID"),  # Pixels between the windows are not read.
+    ],
+)
+def test_integer_images_are_read_in_the_kernels_dtype(
+    channels: int, size: int, stride: int, padding: Any, dtype: Any
+) -> None:
+    random = np.random.default_rng(0)
+    kernel = jnp.asarray(random.normal(size=(size, size, channels, 6)), jnp.float32)
+    pixels = jnp.asarray(random.integers(0, 256, (5, 37, 35, channels)), dtype)
+    strides = (stride, stride)
 
     def loss(conv: Any, kernel: jax.Array) -> Any:
         return jnp.sin(conv(kernel) / 1000).sum()
