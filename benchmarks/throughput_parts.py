@@ -104,7 +104,6 @@ def prepare(config: Config) -> Setup:
 
 def parts(setup: Setup, names: Sequence[str]) -> dict[str, Part]:
     """The parts called ``names``, by name."""
-    config = setup.config
     recorded = Recorded(setup.spec, setup.timesteps)
     make: dict[str, Callable[[], Part]] = {
         "a": lambda: environments(setup),
