@@ -72,8 +72,8 @@ class ActorProgram:
         """Compile for ``device``, before several threads would each do it at once."""
         shapes = self._timestep_shapes()
         timestep = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
-        key, unroll, exploration, timestep = jax.device_put(
-            (jax.random.key(0), np.int32(0), exploration, timestep), device
+        key, unroll, exploration = jax.device_put(
+            (jax.random.key(0), np.int32(0), exploration), device
         )
         carry = self.start(params, key, unroll)
         _, carry = self.step(params, carry, timestep, exploration)
