@@ -1,8 +1,8 @@
 """2-D convolution and max pooling that are fast on every platform, CPU included.
 
 On accelerators these are XLA's own operations. On CPU XLA's convolution is slow (its gradient
-above all, and more so inside a loop), so there a convolution is matrix products and sums of
-shifted slices, taken over a few frames at a time so that the intermediate stays in the cache.
+above all, and more so inside a loop), so there most are matrix products and sums of shifted
+slices, taken over a few frames at a time so that the intermediate stays in the cache.
 Both agree to rounding, so parameters and results carry over from one platform to another.
 """
 
@@ -26,6 +26,9 @@ Pads = tuple[Pair, Pair]
 # The intermediate of one chunk of frames: small enough for the cache of a core or two, large
 # enough that starting the products costs little.
 _CHUNK_BYTES = 4 << 20
+
+# Up to here XLA's own forward pass, not its gradient, is the faster one where the stride is 1.
+_FEW_CHANNELS = 32
 
 
 def conv2d(
@@ -142,6 +145,8 @@ def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
 
 
 def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
+    if strides == (1, 1) and kernel.shape[2] <= _FEW_CHANNELS:
+        return _native_conv(strides, pads, x, kernel)
     taps = _kernel_to_blocks(strides, kernel)
     rows, columns, channels, out = taps.shape
     to_blocks = partial(_to_blocks, strides, pads, kernel.shape)

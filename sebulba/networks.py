@@ -17,6 +17,7 @@ from jax import lax
 
 from sebulba.config import NetworkConfig
 from sebulba.convolution import conv2d, max_pool
+from sebulba.recurrence import lstm
 from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
 
 Array = jax.Array
@@ -111,22 +112,18 @@ class LSTMCore(nn.Module):
     @nn.compact
     def __call__(self, inputs: Array, first: Array, state: State) -> tuple[Array, State]:
         """Outputs ``[T, B, size]`` for inputs ``[T, B, F]``, and the last state."""
-        cell = nn.OptimizedLSTMCell(self.size, dtype=self.dtype, name="cell")
+        gates = nn.Dense(4 * self.size, dtype=self.dtype, name="input")(inputs)
+        kernel = self.param("recurrent", _recurrent_kernel, (self.size, 4 * self.size))
+        outputs, state = lstm(gates.astype(jnp.float32), kernel.astype(self.dtype), first, state)
+        return outputs.astype(self.dtype), state
 
-        def step(
-            cell: nn.OptimizedLSTMCell, state: State, inputs: tuple[Array, Array]
-        ) -> tuple[State, Array]:
-            features, first = inputs
-            state = jax.tree.map(
-                lambda leaf: jnp.where(first[:, None], jnp.zeros_like(leaf), leaf), state
-            )
-            new_state, output = cell(state, features)
-            new_state = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), new_state)
-            return new_state, output
 
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        state, outputs = scan(cell, state, (inputs, first))
-        return outputs, state
+def _recurrent_kernel(key: Array, shape: tuple[int, int]) -> Array:
+    """Orthogonal for each of the four gates."""
+    size = shape[0]
+    keys = jax.random.split(key, 4)
+    kernels = [nn.initializers.orthogonal()(key, (size, size), jnp.float32) for key in keys]
+    return jnp.concatenate(kernels, axis=1)
 
 
 class MLP(nn.Module):

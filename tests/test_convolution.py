@@ -152,13 +152,13 @@ def test_integer_images_are_read_in_the_kernels_dtype(
     assert_close(ours, xla, 1e-4)
 
 
-def lowered(platform: str) -> str:
+def lowered(platform: str, case: str = "deep") -> str:
     """What an update of one convolution and one pooling is on a platform."""
+    x, kernel, strides, padding = conv_inputs(case)
 
     def loss(x: jax.Array, kernel: jax.Array) -> Any:
-        return max_pool(conv2d(x, kernel), 3, 2).sum()
+        return max_pool(conv2d(x, kernel, None, strides, padding), 3, 2).sum()
 
-    x, kernel, _, _ = conv_inputs("deep")
     gradients = jax.jit(jax.grad(loss, (0, 1)))
     return gradients.trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
 
@@ -171,10 +171,12 @@ def test_accelerators_run_xlas_operations(platform: str) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-def test_cpu_runs_none_of_them() -> None:
-    text = lowered("cpu")
+@pytest.mark.parametrize(("case", "convolutions"), [("deep", 1), ("shallow 2", 0)])
+def test_cpu_runs_at_most_the_forward_pass_of_few_channels(case: str, convolutions: int) -> None:
+    text = lowered("cpu", case)
     assert "stablehlo.dot_general" in text
-    for slow in ("convolution", "select_and_scatter", "reduce_window"):
+    assert text.count("stablehlo.convolution") == convolutions
+    for slow in ("select_and_scatter", "reduce_window"):
         assert f"stablehlo.{slow}" not in text
 
 
