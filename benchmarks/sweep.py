@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import throughput
 import throughput_parts
 import throughput_report
 import tyro
 
 from sebulba import cli, presets
-from sebulba.config import ConfigError, to_json
+from sebulba.config import to_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = ("actor_environment", "actor_act", "actor_queue_wait", "actor_params_wait")
@@ -54,13 +55,7 @@ class Options:
 
 def main(words: Sequence[str]) -> None:
     """Measure, print, and write OUT.json and OUT.md."""
-    separator = list(words).index("--") if "--" in words else len(words)
-    options = tyro.cli(Options, args=words[:separator])
-    if options.repeats < 1 or options.seconds <= 0:
-        raise ConfigError(
-            f"repeats is {options.repeats} and seconds is {options.seconds}: both must be above 0. "
-            "Set them with --repeats and --seconds."
-        )
+    options, rest = throughput.read(Options, words)
     name = f"sweep_{options.preset}_{options.option}".replace("-", "_")
     out = options.out or RESULTS / name
     report: dict[str, Any] = {
@@ -71,7 +66,7 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         jax.config.update("jax_compilation_cache_dir", scratch)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        measure(options, words[separator + 1 :], report, out)
+        measure(options, rest, report, out)
     print(table(report))
 
 

@@ -42,7 +42,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import jax
 import throughput_parts
@@ -79,16 +79,36 @@ class Options:
     """Files to write, without their suffix; None: benchmarks/results/throughput_PRESET."""
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure, print, and write OUT.json, OUT.md and OUT.png."""
+class Measured(Protocol):
+    """Options of a benchmark that repeats itself."""
+
+    repeats: int
+    seconds: float
+
+
+Chosen = TypeVar("Chosen", bound=Measured)
+
+
+def read(kind: type[Chosen], words: Sequence[str]) -> tuple[Chosen, Sequence[str]]:
+    """The options, and the words after a --, which are the config's.
+
+    Raises:
+      ConfigError: nothing would be measured.
+    """
     separator = list(words).index("--") if "--" in words else len(words)
-    options = tyro.cli(Options, args=words[:separator])
+    options = tyro.cli(kind, args=words[:separator])
     if options.repeats < 1 or options.seconds <= 0:
         raise ConfigError(
             f"repeats is {options.repeats} and seconds is {options.seconds}: both must be above 0. "
             "Set them with --repeats and --seconds."
         )
-    config_words = [*(["--env", options.env] if options.env else []), *words[separator + 1 :]]
+    return options, words[separator + 1 :]
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure, print, and write OUT.json, OUT.md and OUT.png."""
+    options, rest = read(Options, words)
+    config_words = [*(["--env", options.env] if options.env else []), *rest]
     config = cli.parse(presets.get(options.preset), config_words)
     out = options.out or ROOT / "benchmarks" / "results" / f"throughput_{options.preset}"
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ class Unroll(NamedTuple):
       parts: one trajectory on each learner device of this host, cut along B.
       version: updates behind the parameters that acted.
       episodes: (return, length) of the episodes that ended in it.
-      seconds: the actor's time since its last unroll: ``environment``, ``act``, ``queue`` and
-        ``params`` (waiting for either).
+      seconds: the actor's time since its last unroll: ``environment``, ``act``,
+        ``transfer`` (to the learners), ``queue`` and ``params`` (waiting for either).
     """
 
     parts: list[Trajectory]
