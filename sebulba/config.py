@@ -22,9 +22,10 @@ class ConfigError(ValueError):
 class NetworkConfig:
     """The reference network: torso, optional recurrent core, heads."""
 
-    torso: Literal["mlp", "shallow", "deep"] = "mlp"
-    """mlp: dense layers; shallow: three convolutions (Mnih et al. 2015); deep: residual network
-    of 15 convolutions (Espeholt et al. 2018, figure 3)."""
+    torso: Literal["mlp", "small", "shallow", "deep"] = "mlp"
+    """mlp: dense layers; small: two convolutions (Mnih et al. 2016; the small one of Espeholt et
+    al. 2018, figure 3); shallow: three (Mnih et al. 2015); deep: residual network of 15
+    (Espeholt et al. 2018, figure 3)."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Dense layers, after the convolutions where there are any."""
     core: Literal["none", "lstm"] = "none"

@@ -8,6 +8,7 @@ single frames, and the last ones are kept on the device beside the LSTM's state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -21,6 +22,11 @@ from sebulba.recurrence import lstm
 from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
 
 Array = jax.Array
+
+SMALL = ((16, 8, 4), (32, 4, 2))
+"""Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3, left, without its LSTM."""
+SHALLOW = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Mnih et al. 2015, "Human-level control", methods."""
 
 
 class Network(nn.Module):
@@ -139,9 +145,11 @@ class MLP(nn.Module):
         return _dense(jnp.concatenate(leaves, axis=-1), self.sizes, self.dtype)
 
 
-class Shallow(nn.Module):
-    """Three convolutions (Mnih et al. 2015, "Human-level control", methods)."""
+class Plain(nn.Module):
+    """Convolutions, each followed by a ReLU."""
 
+    convolutions: tuple[tuple[int, int, int], ...]
+    """Channels, kernel size and stride of each."""
     sizes: tuple[int, ...]
     dtype: Any
 
@@ -149,8 +157,8 @@ class Shallow(nn.Module):
     def __call__(self, images: Array) -> Array:
         """Images ``[N, H, W, C]`` to features ``[N, F]``."""
         x = _channels(images)
-        for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = nn.relu(Conv(features, size, stride, "VALID", self.dtype)(x))
+        for channels, size, stride in self.convolutions:
+            x = nn.relu(Conv(channels, size, stride, "VALID", self.dtype)(x))
         return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype)
 
 
@@ -197,7 +205,12 @@ class Conv(nn.Module):
 
 
 def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
-    kinds: dict[str, type[Any]] = {"mlp": MLP, "shallow": Shallow, "deep": Deep}
+    kinds: dict[str, Callable[..., nn.Module]] = {
+        "mlp": MLP,
+        "small": partial(Plain, SMALL),
+        "shallow": partial(Plain, SHALLOW),
+        "deep": Deep,
+    }
     torso: nn.Module = kinds[config.torso](config.hidden_sizes, dtype, name="torso")
     return torso
 

@@ -202,6 +202,7 @@ SHAPES = [
     (spec(5, action=BOX), {}),
     (with_action(spec(5, action=BOX)), {"core": "lstm"}),
     (EnvSpec({"a": ArraySpec((2,), FLOAT), "b": ArraySpec((), BYTE)}, DiscreteSpec(4), B), {}),
+    (IMAGE, {"torso": "small"}),
     (IMAGE, {"torso": "shallow"}),
     (IMAGE, {"torso": "deep"}),
     (IMAGE, {"torso": "shallow", "frame_stack": 4}),
@@ -232,15 +233,16 @@ def test_shapes(env: EnvSpec, network: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("torso", "convolutions", "dense"),
-    # Atari's 84 x 84 pixels shrink to 7 x 7 of 64 channels, or to 11 x 11 of 32.
-    [("shallow", 3, 7 * 7 * 64), ("deep", 15, 11 * 11 * 32)],
+    # What Atari's 84 x 84 pixels shrink to.
+    [("small", 2, 9 * 9 * 32), ("shallow", 3, 7 * 7 * 64), ("deep", 15, 11 * 11 * 32)],
 )
 def test_torsos_are_those_of_the_papers(torso: str, convolutions: int, dense: int) -> None:
     agent = make_agent(spec(84, 84, dtype=BYTE), torso=torso, frame_stack=4)
     params = jax.eval_shape(agent.init, jax.random.key(0))["torso"]
     kernels = [layer["kernel"].shape for name, layer in params.items() if "Conv" in name]
     assert len(kernels) == convolutions
-    assert kernels[0] == {"shallow": (8, 8, 4, 32), "deep": (3, 3, 4, 16)}[torso]
+    first = {"small": (8, 8, 4, 16), "shallow": (8, 8, 4, 32), "deep": (3, 3, 4, 16)}
+    assert kernels[0] == first[torso]
     assert params["Dense_0"]["kernel"].shape == (dense, 16)
 
 
