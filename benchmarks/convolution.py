@@ -3,8 +3,9 @@
     python benchmarks/convolution.py --out convolution.json
 
 `act` is a forward pass on uint8 frames of 84x84x4; `update` is a loss and its gradient for every
-parameter. The forms take turns, since other work on the machine slows all of them, and the table
-shows the median, the minimum and the maximum over the turns.
+parameter. All fold the pixels' scale of 1 / 255 into the first kernel, as the library does. The
+forms take turns, since other work on the machine slows all of them, and the table shows the
+median, the minimum and the maximum over the turns.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Options:
 def native_conv(x: Any, kernel: Any, bias: Any, stride: int, padding: str) -> Any:
     numbers = ("NHWC", "HWIO", "NHWC")
     strides = (stride, stride)
+    x = x.astype(kernel.dtype)
     return bias + lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
 
 
@@ -101,7 +103,8 @@ def jax_runs(network: str, native: bool, options: Options) -> Iterator[tuple[str
     conv, pool = (native_conv, native_pool) if native else (conv2d, lambda x: max_pool(x, 3, 2))
 
     def forward(params: Any, pixels: Any) -> Any:
-        return NETWORKS[network](conv, pool, iter(params), pixels.astype(jnp.float32) / 255)
+        (kernel, bias), *rest = params
+        return NETWORKS[network](conv, pool, iter([(kernel / 255, bias), *rest]), pixels)
 
     def loss(params: Any, pixels: Any) -> Any:
         return jnp.square(forward(params, pixels)).mean()
@@ -147,8 +150,9 @@ def torch_runs(network: str, options: Options) -> Iterator[tuple[str, str, Run]]
         return functional.conv2d(x, kernel, bias, stride, 1 if padding == "SAME" else 0)
 
     def forward(pixels: Any) -> Any:
-        x = pixels.permute(0, 3, 1, 2).float() / 255
-        left = iter(params)
+        x = pixels.permute(0, 3, 1, 2).float()
+        (kernel, bias), *rest = params
+        left = iter([(kernel / 255, bias), *rest])
         if network == "shallow":
             for stride in (4, 2, 1):
                 x = functional.relu(conv(x, *next(left), stride, "VALID"))

@@ -28,6 +28,9 @@ SMALL = ((16, 8, 4), (32, 4, 2))
 SHALLOW = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Mnih et al. 2015, "Human-level control", methods."""
 
+_HE = nn.initializers.he_normal()
+_LECUN = nn.initializers.lecun_normal()
+
 
 class Network(nn.Module):
     """Torso, optional LSTM core; the heads are the caller's.
@@ -146,7 +149,13 @@ class MLP(nn.Module):
 
 
 class Plain(nn.Module):
-    """Convolutions, each followed by a ReLU."""
+    """Convolutions and dense layers, each followed by a ReLU.
+
+    Weights start with the variance of He et al. 2015, eq. 10. Most pixels of a game never change;
+    with half that variance in every layer, the features of Pong's frames differ from one another a
+    third as much (a standard deviation of 0.006 instead of 0.016 where their size is 0.2 and 0.5),
+    and the agent is as much slower to learn.
+    """
 
     convolutions: tuple[tuple[int, int, int], ...]
     """Channels, kernel size and stride of each."""
@@ -158,8 +167,8 @@ class Plain(nn.Module):
         """Images ``[N, H, W, C]`` to features ``[N, F]``."""
         x = _channels(images)
         for channels, size, stride in self.convolutions:
-            x = nn.relu(Conv(channels, size, stride, "VALID", self.dtype)(x))
-        return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype)
+            x = nn.relu(Conv(channels, size, stride, "VALID", self.dtype, _HE)(x))
+        return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype, _HE)
 
 
 class Deep(nn.Module):
@@ -192,12 +201,13 @@ class Conv(nn.Module):
     stride: int
     padding: str
     dtype: Any
+    kernel_init: nn.initializers.Initializer = _LECUN
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """``[N, H, W, C]`` to ``[N, H', W', features]``."""
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         if x.dtype == jnp.uint8:
             kernel = kernel / 255  # Cheaper than to divide the pixels.
@@ -215,9 +225,11 @@ def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
     return torso
 
 
-def _dense(x: Array, sizes: tuple[int, ...], dtype: Any) -> Array:
+def _dense(
+    x: Array, sizes: tuple[int, ...], dtype: Any, kernel_init: nn.initializers.Initializer = _LECUN
+) -> Array:
     for size in sizes:
-        x = nn.relu(nn.Dense(size, dtype=dtype)(x))
+        x = nn.relu(nn.Dense(size, dtype=dtype, kernel_init=kernel_init)(x))
     return x
 
 

@@ -317,3 +317,12 @@ def test_state_holds_only_what_the_network_needs() -> None:
 
 def test_a_time_axis_of_one_is_added_in_front() -> None:
     assert add_time({"a": jnp.zeros((B, 2))})["a"].shape == (1, B, 2)
+
+
+def test_moving_pixels_stay_visible_in_the_features() -> None:
+    """With half the variance, every second layer would shrink them by half."""
+    agent = make_agent(spec(84, 84, 4, dtype=BYTE), torso="shallow", hidden_sizes=(512,))
+    params = agent.init(jax.random.key(0))["torso"]
+    for name, layer in params.items():
+        fan_in = np.prod(layer["kernel"].shape[:-1])
+        assert np.var(layer["kernel"]) == pytest.approx(2 / fan_in, rel=0.1), name
