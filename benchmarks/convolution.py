@@ -27,6 +27,7 @@ import numpy as np
 import tyro
 from jax import lax
 
+from sebulba.allocator import keep_freed_memory
 from sebulba.convolution import conv2d, max_pool
 
 Run = Callable[[], Any]
@@ -45,6 +46,8 @@ class Options:
     turns: int = 5
     seconds: float = 1.0
     """Of each form in each turn, at least one call."""
+    keep_freed_memory: bool = True
+    """As training has it; for all forms."""
     out: Path | None = None
 
 
@@ -202,6 +205,8 @@ def measure(runs: list[Run], options: Options) -> list[list[float]]:
 
 
 def main(options: Options) -> None:
+    if options.keep_freed_memory:
+        keep_freed_memory()
     rows = []
     print(f"{'network':8} {'what':7} {'form':36} {'median':>8} {'min':>8} {'max':>8}  frames/s")
     for network in options.networks:

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 import sebulba
-from sebulba import algorithms, envs, placement
+from sebulba import algorithms, allocator, envs, placement
 from sebulba.config import Config, R2D2Config, validate
 from sebulba.inference import ActorProgram
 from sebulba.learners import Delivery, make_optimiser
@@ -88,6 +88,7 @@ class Setup(NamedTuple):
 def prepare(config: Config) -> Setup:
     """Record some environments, and make what the parts share."""
     validate(config)
+    allocator.keep_freed_memory()
     optimiser = make_optimiser(config.optimiser, algorithms.num_updates(config, 1))
     endless = dataclasses.replace(config.checkpoint, every=NEVER)  # A checkpoint makes a row.
     config = dataclasses.replace(config, out=None, resume=False, checkpoint=endless)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import optax
 
-from sebulba import algorithms, distributed, envs, placement
+from sebulba import algorithms, allocator, distributed, envs, placement
 from sebulba.config import Config, ConfigError, VTraceConfig, validate
 from sebulba.display import Progress
 from sebulba.learners import Learner, make_optimiser
@@ -69,6 +69,7 @@ def train(
       Exception: the first failure of any thread, with a note of where it came from.
     """
     validate(config)
+    allocator.keep_freed_memory()
     notes: list[str] = []
     if topology is None:
         topology, note = placement.choose(config)
