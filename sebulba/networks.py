@@ -153,8 +153,7 @@ class Plain(nn.Module):
 
     Weights start with the variance of He et al. 2015, eq. 10. Most pixels of a game never change;
     with half that variance in every layer, the features of Pong's frames differ from one another a
-    third as much (a standard deviation of 0.006 instead of 0.016 where their size is 0.2 and 0.5),
-    and the agent is as much slower to learn.
+    third as much: a standard deviation of 0.006 instead of 0.016, where their size is 0.2 and 0.5.
     """
 
     convolutions: tuple[tuple[int, int, int], ...]
