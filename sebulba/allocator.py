@@ -2,9 +2,9 @@
 
 XLA on CPU asks malloc for the intermediate results of every call, hundreds of MB, and frees them
 after it. By default glibc returns them to the kernel at once, and the kernel fills them with zeros
-again for the next call, 4 KiB at a time. With other work on the cores that was a fifth of the CPU time
-of an update of the three-convolution network, and training without it is 1.09 times as fast; an
-update that has the machine to itself takes as long as before.
+again for the next call, 4 KiB at a time. With other work on the cores that was a fifth of the CPU
+time of an update of the three-convolution network, and training without it is 1.09 times as fast;
+an update that has the machine to itself takes as long as before.
 """
 
 from __future__ import annotations
