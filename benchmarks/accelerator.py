@@ -32,6 +32,8 @@ from typing import Annotated, Literal, TextIO
 
 import tyro
 
+from sebulba.cli import INTERRUPTED
+
 HERE = Path(__file__).resolve().parent
 PRESETS = {
     "atari": "vtrace-atari",
@@ -133,8 +135,7 @@ def run(arguments: list[str], log: TextIO, seconds: float | None = None) -> bool
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-            return True
+            return process.wait(GRACE) == INTERRUPTED
         return False
     finally:
         process.kill()

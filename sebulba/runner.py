@@ -52,6 +52,9 @@ def train(
 ) -> TrainResult:
     """Train; each part that is not given is made from ``config``.
 
+    Under glibc the first call has this process's malloc keep what is freed, in one heap
+    (`sebulba.allocator`).
+
     Ctrl-C and SIGTERM save a checkpoint, where there is a run directory, and then raise
     ``KeyboardInterrupt``.
 

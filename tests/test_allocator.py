@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,20 +20,47 @@ from sebulba.allocator import keep_freed_memory
 assert keep_freed_memory()
 x = jnp.ones(1 << 24)
 f = jax.jit(lambda x: x + 1)
-f(x).block_until_ready()
+for _ in range(5):
+    f(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     f(x).block_until_ready()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+# Parts of the heap that the kernel was asked to give huge pages to.
+HUGE = """
+from sebulba.allocator import keep_freed_memory
+
+assert keep_freed_memory()
+parts = open("/proc/self/smaps").read().split("VmFlags:")
+flags = [after.split("\\n")[0] for before, after in zip(parts, parts[1:]) if "[heap]" in before]
+print(sum(" hg" in words for words in flags))
+"""
+
+only_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told"
+)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
-def test_freed_memory_is_used_again() -> None:
-    result = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)
+def number(script: str) -> int:
+    """What a process of its own prints."""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+@only_glibc
+def test_freed_memory_is_used_again() -> None:
     pages = 5 * (1 << 26) // 4096
-    assert int(result.stdout) < pages / 100
+    assert number(FAULTS) < pages / 100
+
+
+@only_glibc
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages"
+)
+def test_the_heap_is_of_huge_pages() -> None:
+    assert number(HUGE) == 1
 
 
 def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
