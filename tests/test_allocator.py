@@ -20,7 +20,7 @@ from sebulba.allocator import keep_freed_memory
 assert keep_freed_memory()
 x = jnp.ones(1 << 24)
 f = jax.jit(lambda x: x + 1)
-for _ in range(5):
+for _ in range(20):
     f(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
