@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 
 # mallopt(3).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = 2**31 - 1
 # madvise(2).
 _MADV_HUGEPAGE = 14
 
-_RESERVED = 1 << 30
-"""Bytes of the heap in huge pages; they are addresses only, until they are used."""
+# The block above the reserved addresses keeps them from being the end of the heap, which malloc
+# returns to the kernel if it is larger than 2 GiB. It is never touched.
+_END = 64 << 20
 
 
 @functools.cache
@@ -37,18 +39,19 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    libc.sbrk.argtypes = [ctypes.c_ssize_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     libc.mallopt(_M_ARENA_MAX, 1)
     libc.mallopt(_M_MMAP_MAX, 0)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    libc.mallopt(_M_TOP_PAD, _RESERVED)
-    start = libc.sbrk(0)
-    libc.free(libc.malloc(_RESERVED // 16))  # More than is free, so the heap grows.
-    end = libc.sbrk(0)
-    libc.mallopt(_M_TOP_PAD, _RESERVED // 16)
-    libc.madvise(start, end - start, _MADV_HUGEPAGE)
+    page = os.sysconf("SC_PAGE_SIZE")
+    size = os.sysconf("SC_PHYS_PAGES") * page // 2
+    # So many are addresses yet, not memory; where the kernel counts them as such, it may refuse.
+    while not (start := libc.malloc(size)):
+        size //= 2
+    libc.malloc(_END)
+    libc.madvise(start + -start % page, size - page, _MADV_HUGEPAGE)
+    libc.free(start)
     return True

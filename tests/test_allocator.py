@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -25,6 +26,22 @@ for _ in range(20):
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     f(x).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+# Page faults in 64 MiB at the end of a block of 3 GiB, more than malloc by itself would ever keep.
+LARGE = """
+import ctypes, resource
+from sebulba.allocator import keep_freed_memory
+
+assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(3 << 30)
+    ctypes.memset(block + (3 << 30) - (64 << 20), 1, 64 << 20)
+    libc.free(block)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 # Parts of the heap that the kernel was asked to give huge pages to.
@@ -53,6 +70,14 @@ def number(script: str) -> int:
 def test_freed_memory_is_used_again() -> None:
     pages = 5 * (1 << 26) // 4096
     assert number(FAULTS) < pages / 100
+
+
+@only_glibc
+@pytest.mark.skipif(
+    os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") < 8 << 30, reason="a small machine"
+)
+def test_large_blocks_are_kept_too() -> None:
+    assert number(LARGE) < (1 << 26) // 4096 / 100
 
 
 @only_glibc
