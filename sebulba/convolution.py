@@ -1,15 +1,15 @@
 """2-D convolution and max pooling that are fast on every platform, CPU included.
 
-On accelerators these are XLA's own operations. On CPU XLA's convolution is slow (its gradient
-above all, and more so inside a loop), so there most are matrix products and sums of shifted
-slices, taken over a few frames at a time so that the intermediate stays in the cache.
+On accelerators these are XLA's own operations. On CPU XLA's two-dimensional convolution is slow:
+its forward pass in some versions, its gradient in all of them, and more so inside a loop. Its
+one-dimensional convolution is not, so there an image is convolved row by row, and rows of the
+results are added. The gradient for a kernel is matrix products over a few frames at a time, so that
+the windows they are of stay in the cache.
 Both agree to rounding, so parameters and results carry over from one platform to another.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,10 +25,10 @@ Pads = tuple[Pair, Pair]
 
 # The intermediate of one chunk of frames: small enough for the cache of a core or two, large
 # enough that starting the products costs little.
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 16 << 20
 
-# Up to here XLA's own forward pass, not its gradient, is the faster one where the stride is 1.
-_FEW_CHANNELS = 32
+# Up to here XLA's two-dimensional forward pass is the faster one.
+_FEW_CHANNELS = 16
 
 
 def conv2d(
@@ -145,50 +145,55 @@ def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
 
 
 def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
-    if strides == (1, 1) and kernel.shape[2] <= _FEW_CHANNELS:
-        return _native_conv(strides, pads, x, kernel)
+    if strides == (1, 1):
+        return _stride_1(pads, x.astype(jnp.float32), kernel).astype(kernel.dtype)
     taps = _kernel_to_blocks(strides, kernel)
-    rows, columns, channels, out = taps.shape
     to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
-    _, height, width, _ = jax.eval_shape(to_blocks, x).shape
-    height, width = height - rows + 1, width - columns + 1
-    # Windows of columns go into the product, or columns of products into the sum: what is smaller.
-    gather = columns * channels + rows * out < rows * columns * out
-    if gather:
-        taps = taps.reshape(rows, 1, columns * channels, out)
-    weights = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
 
     def frames(x: Array) -> Array:
-        blocks = to_blocks(x)
-        y = _numbers(_windows(width, columns, blocks) if gather else blocks) @ weights
-        shifted = [
-            y[:, i : i + height, j : j + width, n * out : (n + 1) * out]
-            for n, (i, j) in enumerate(np.ndindex(*taps.shape[:2]))
-        ]
-        return sum(shifted[1:], shifted[0]).astype(kernel.dtype)
+        return _stride_1(((0, 0), (0, 0)), _numbers(to_blocks(x)), taps).astype(kernel.dtype)
 
-    return _by_chunks(frames, height * width * (weights.shape[1] + gather * weights.shape[0]), x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return frames(x)  # Fewer, larger operations keep the cores busier than a loop does.
+    _, height, width, channels = jax.eval_shape(lambda x: _numbers(to_blocks(x)), x).shape
+    return _by_chunks(frames, height * width * channels * 2, x)
 
 
 def _cpu_dx(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
     taps = _kernel_to_blocks(strides, kernel)
     rows, columns = taps.shape[:2]
-    weights = taps.transpose(3, 0, 1, 2).reshape(taps.shape[3], -1)
+    flipped = taps[::-1, ::-1].transpose(0, 1, 3, 2)
+    full = (rows - 1, rows - 1), (columns - 1, columns - 1)
+    dblocks = _stride_1(full, dy.astype(jnp.float32), flipped)
+    dx: Array = jax.vjp(partial(_to_blocks, strides, pads, kernel.shape), x)[1](dblocks)[0]
+    return dx
 
-    def frames(x: Array, dy: Array) -> Array:
-        # Without the barrier every product would be fused into its nine readers.
-        t = lax.optimization_barrier(dy.astype(jnp.float32) @ weights)
-        dblocks = [
-            jnp.pad(part, ((0, 0), (i, rows - 1 - i), (j, columns - 1 - j), (0, 0)))
-            for part, (i, j) in zip(
-                jnp.split(t, rows * columns, axis=-1), np.ndindex(rows, columns), strict=True
-            )
-        ]
-        to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
-        dx: Array = jax.vjp(to_blocks, x)[1](sum(dblocks[1:], dblocks[0]))[0]
-        return dx
 
-    return _by_chunks(frames, math.prod(dy.shape[1:3]) * weights.shape[1], x, dy)
+def _stride_1(pads: Pads, x: Array, kernel: Array) -> Array:
+    """The convolution of floats with strides of 1.
+
+    Of many channels it is one-dimensional, along the rows of the images, with the rows of the
+    kernel side by side as channels of the result: at the speed of a matrix product, and no window
+    is copied.
+    """
+    rows, columns, channels, out = kernel.shape
+    if channels <= _FEW_CHANNELS:
+        return _native_conv((1, 1), pads, x, kernel)
+    batch, height, width, _ = x.shape
+    y = lax.conv_general_dilated(
+        x.reshape(batch * height, width, channels),
+        kernel.astype(jnp.float32).transpose(1, 2, 0, 3).reshape(columns, channels, rows * out),
+        (1,),
+        pads[1:],
+        dimension_numbers=("NWC", "WIO", "NWC"),
+    )
+    y = y.reshape(batch, height, -1, rows, out)
+    (low, high), none = pads[0], (0, 0, 0)
+    shifted = [
+        lax.pad(y[:, :, :, i], 0.0, (none, (low - i, high - (rows - 1 - i), 0), none, none))
+        for i in range(rows)
+    ]
+    return sum(shifted[1:], shifted[0])
 
 
 def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
@@ -320,51 +325,72 @@ def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array
     return y
 
 
-def _slices(window: Pair, strides: Pair, pads: Pads, x: Array) -> list[Array]:
-    """For each position in the window, in row-major order, its pixels in all windows."""
-    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
-    down, right = strides
-    return [
-        padded[:, i : i + last[0] + 1 : down, j : j + last[1] + 1 : right]
-        for i, j in np.ndindex(*window)
-    ]
-
-
 def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    pixels = _slices(window, strides, pads, x)
-    y = pixels[0]
-    for pixel in pixels[1:]:
-        y = lax.max(y, pixel)
+    batch, *size, channels = x.shape
+    counts = [
+        (n + low + high - k) // s + 1
+        for n, (low, high), k, s in zip(size, pads, window, strides, strict=True)
+    ]
+    lowest = jnp.array(-jnp.inf, x.dtype)
+    y = jnp.full((batch, *counts, channels), lowest)
+    for place in np.ndindex(*window):
+        # The windows in which this place is a pixel, and the others, in which it is padding.
+        starts = [k - low for k, (low, _) in zip(place, pads, strict=True)]
+        first = [max(0, -(start // s)) for start, s in zip(starts, strides, strict=True)]
+        end = [
+            min(count, (n - 1 - start) // s + 1)
+            for n, start, s, count in zip(size, starts, strides, counts, strict=True)
+        ]
+        if any(f >= e for f, e in zip(first, end, strict=True)):
+            continue
+        inside = [
+            slice(start + f * s, start + (e - 1) * s + 1, s)
+            for start, f, e, s in zip(starts, first, end, strides, strict=True)
+        ]
+        outside = [(f, count - e, 0) for f, e, count in zip(first, end, counts, strict=True)]
+        y = lax.max(y, lax.pad(x[:, *inside], lowest, ((0, 0, 0), *outside, (0, 0, 0))))
     return y
 
 
 def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> Array:
-    pixels = _slices(window, strides, pads, x)
-    best, first = pixels[0], jnp.zeros(dy.shape, jnp.int32)
-    for n, pixel in enumerate(pixels[1:], 1):
-        first = jnp.where(pixel > best, n, first)
-        best = lax.max(best, pixel)
-    # Without the barrier the search would be fused into, and repeated by, each of its readers.
-    first = lax.optimization_barrier(first)
-
-    # Pixels at the same place in their block of `strides` pixels are in the same windows.
     batch, rows, columns, channels = dy.shape
     (height, width), (down, right) = window, strides
-    below, beside = (height - 1) // down, (width - 1) // right
-    rows, columns = rows + below, columns + beside
-    places = []
-    for a, b in np.ndindex(down, right):
-        place = jnp.zeros((batch, rows, columns, channels), dy.dtype)
-        for i, j in itertools.product(range(a, height, down), range(b, width, right)):
-            share = jnp.where(first == i * width + j, dy, 0)
-            m, n = i // down, j // right
-            place += jnp.pad(share, ((0, 0), (m, below - m), (n, beside - n), (0, 0)))
-        places.append(place)
-    dx = jnp.stack(places, axis=3).reshape(batch, rows, columns, down, right, channels)
-    dx = dx.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * down, columns * right, channels)
+    first = _first_of_maxima(window, strides, pads, x)
+
+    # Pixels at the same place in their block of `strides` pixels are in the same windows: those
+    # that begin in the block itself, and so many blocks above and to the left of it.
+    above, left = (height - 1) // down, (width - 1) // right
+    border = (0, 0), (above, above), (left, left), (0, 0)
+    # Without the barrier the search, and what dy comes from, would be repeated for each of them.
+    first, dy = lax.optimization_barrier((jnp.pad(first, border), jnp.pad(dy, border)))
+    rows, columns = rows + above, columns + left
+    i = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 0)
+    j = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 2)
+    dx = jnp.zeros((batch, rows, down, columns, right, channels), dy.dtype)
+    for m, n in np.ndindex(above + 1, left + 1):
+        there = slice(above - m, above - m + rows), None, slice(left - n, left - n + columns), None
+        place = (i + m * down) * width + j + n * right
+        inside = (i + m * down < height) & (j + n * right < width)
+        dx += jnp.where(inside & (first[:, *there] == place), dy[:, *there], 0)
+    dx = dx.reshape(batch, rows * down, columns * right, channels)
     crop = [
         (-low, n + low - have, 0)
         for n, (low, _), have in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
     ]
     return lax.pad(dx, jnp.zeros((), dx.dtype), ((0, 0, 0), *crop, (0, 0, 0)))
+
+
+def _first_of_maxima(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
+    """In each window, the position of its first maximum in row-major order."""
+    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
+    down, right = strides
+    pixels = [
+        padded[:, i : i + last[0] + 1 : down, j : j + last[1] + 1 : right]
+        for i, j in np.ndindex(*window)
+    ]
+    best, first = pixels[0], jnp.zeros(pixels[0].shape, jnp.int32)
+    for n, pixel in enumerate(pixels[1:], 1):
+        first = jnp.where(pixel > best, n, first)
+        best = lax.max(best, pixel)
+    return first
