@@ -27,7 +27,7 @@ Pads = tuple[Pair, Pair]
 # enough that starting the products costs little.
 _CHUNK_BYTES = 16 << 20
 
-# Up to here XLA's two-dimensional forward pass is the faster one.
+# Up to here, of images as they are, XLA's two-dimensional forward pass is the faster one.
 _FEW_CHANNELS = 16
 
 
@@ -151,7 +151,7 @@ def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
 
     def frames(x: Array) -> Array:
-        return _stride_1(((0, 0), (0, 0)), _numbers(to_blocks(x)), taps).astype(kernel.dtype)
+        return _by_rows(((0, 0), (0, 0)), _numbers(to_blocks(x)), taps).astype(kernel.dtype)
 
     if jnp.issubdtype(x.dtype, jnp.floating):
         return frames(x)  # Fewer, larger operations keep the cores busier than a loop does.
@@ -170,15 +170,17 @@ def _cpu_dx(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Ar
 
 
 def _stride_1(pads: Pads, x: Array, kernel: Array) -> Array:
-    """The convolution of floats with strides of 1.
+    few = kernel.shape[2] <= _FEW_CHANNELS
+    return _native_conv((1, 1), pads, x, kernel) if few else _by_rows(pads, x, kernel)
 
-    Of many channels it is one-dimensional, along the rows of the images, with the rows of the
-    kernel side by side as channels of the result: at the speed of a matrix product, and no window
-    is copied.
+
+def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
+    """The convolution of floats, with strides of 1, as one-dimensional ones of their rows.
+
+    The rows of the kernel are side by side, as channels of the result. It has the speed of a matrix
+    product, and no window is copied.
     """
     rows, columns, channels, out = kernel.shape
-    if channels <= _FEW_CHANNELS:
-        return _native_conv((1, 1), pads, x, kernel)
     batch, height, width, _ = x.shape
     y = lax.conv_general_dilated(
         x.reshape(batch * height, width, channels),
