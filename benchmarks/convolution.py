@@ -2,8 +2,8 @@
 
     python benchmarks/convolution.py --out convolution.json
 
-`act` is a forward pass on uint8 frames of 84x84x4; `update` is a loss and its gradient for every
-parameter. All fold the pixels' scale of 1 / 255 into the first kernel, as the library does. The
+`act` is a forward pass on uint8 frames of 84x84x4 (ours has the four as planes, as the library has
+them); `update` is a loss and its gradient for every parameter. All fold the pixels' scale of 1 / 255 into the first kernel, as the library does. The
 forms take turns, since other work on the machine slows all of them, and the table shows the
 median, the minimum and the maximum over the turns.
 """
@@ -28,7 +28,7 @@ import tyro
 from jax import lax
 
 from sebulba.allocator import keep_freed_memory
-from sebulba.convolution import conv2d, max_pool
+from sebulba.convolution import DataFormat, conv2d, max_pool
 
 Run = Callable[[], Any]
 ACTIONS = 18
@@ -56,6 +56,11 @@ def native_conv(x: Any, kernel: Any, bias: Any, stride: int, padding: str) -> An
     strides = (stride, stride)
     x = x.astype(kernel.dtype)
     return bias + lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+
+
+def our_conv(x: Any, kernel: Any, bias: Any, stride: int, padding: str) -> Any:
+    data_format: DataFormat = "NCHW" if x.dtype == jnp.uint8 else "NHWC"
+    return conv2d(x, kernel, bias, stride, padding, data_format)
 
 
 def native_pool(x: Any) -> Any:
@@ -103,7 +108,8 @@ def jax_runs(network: str, native: bool, options: Options) -> Iterator[tuple[str
         (jnp.asarray(rng.normal(size=s) / np.prod(s[:-1]) ** 0.5, jnp.float32), jnp.zeros(s[-1]))
         for s in SHAPES[network]
     ]
-    conv, pool = (native_conv, native_pool) if native else (conv2d, lambda x: max_pool(x, 3, 2))
+    conv, pool = (native_conv, native_pool) if native else (our_conv, lambda x: max_pool(x, 3, 2))
+    layout = (0, 1, 2, 3) if native else (0, 3, 1, 2)
 
     def forward(params: Any, pixels: Any) -> Any:
         (kernel, bias), *rest = params
@@ -122,9 +128,9 @@ def jax_runs(network: str, native: bool, options: Options) -> Iterator[tuple[str
 
     form = f"jax {jax.__version__} {'lax.conv' if native else 'ours'}"
     act = jax.jit(forward)
-    few = jnp.asarray(frames(ACT_FRAMES[network]))
+    few = jnp.asarray(frames(ACT_FRAMES[network]).transpose(layout))
     yield "act", form, lambda: jax.block_until_ready(act(params, few))
-    many = jnp.asarray(frames(options.frames))
+    many = jnp.asarray(frames(options.frames).transpose(layout))
     for count in (1,) if native else options.microbatches:
         step = jax.jit(functools.partial(update, count))
         name = form if count == 1 else f"{form}, {count} microbatches"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,16 @@ from jax import lax
 Array = jax.Array
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
+DataFormat = Literal["NHWC", "NCHW"]
+
+
+class Form(NamedTuple):
+    """Of a convolution: strides, padding, and the axis of x that holds its channels, 3 or 1."""
+
+    strides: Pair
+    pads: Pads
+    channel: int = 3
+
 
 # The intermediate of one chunk of frames: small enough for the cache of a core or two, large
 # enough that starting the products costs little.
@@ -37,16 +47,19 @@ def conv2d(
     bias: Array | None = None,
     strides: int | Sequence[int] = 1,
     padding: str | Sequence[Sequence[int]] = "SAME",
+    data_format: DataFormat = "NHWC",
 ) -> Array:
     """Cross-correlates images with a kernel, as `lax.conv_general_dilated` does.
 
     Args:
-      x: images [B, H, W, C]. Integer images are read in the kernel's dtype (a scale such as 1/255
-        is cheapest folded into the kernel); they have no gradient.
+      x: images [B, H, W, C], or [B, C, H, W] where `data_format` is "NCHW". Integer images are read
+        in the kernel's dtype (a scale such as 1/255 is cheapest folded into the kernel); they have
+        no gradient.
       kernel: [KH, KW, C, O].
       bias: [O], or None for no bias.
       strides: one for both axes, or (vertical, horizontal).
       padding: "SAME", "VALID" or ((top, bottom), (left, right)).
+      data_format: of x alone. A stack of frames is cheaper as planes than pixel by pixel.
 
     Returns:
       [B, OH, OW, O] in the promoted dtype of x and kernel. Differentiable in reverse mode.
@@ -54,18 +67,21 @@ def conv2d(
     Raises:
       ValueError: the ranks, the channels or the strides do not fit.
     """
-    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
+    channel = data_format.index("C")
+    if x.ndim != 4 or kernel.ndim != 4 or x.shape[channel] != kernel.shape[2]:
         raise ValueError(
-            f"x {x.shape} and kernel {kernel.shape} do not fit: conv2d takes x [B, H, W, C] and "
-            "kernel [KH, KW, C, O] with the same C; reshape or transpose them first"
+            f"x {x.shape} ({data_format}) and kernel {kernel.shape} do not fit: conv2d takes x "
+            "[B, H, W, C], or [B, C, H, W] with data_format NCHW, and kernel [KH, KW, C, O] with "
+            "the same C; reshape or transpose them first"
         )
     dtype = kernel.dtype
     if jnp.issubdtype(x.dtype, jnp.floating):
         dtype = jnp.promote_types(x.dtype, kernel.dtype)
-        x = x.astype(dtype)
+        x, channel = jnp.moveaxis(x, channel, 3).astype(dtype), 3
     steps = _pair(strides)
-    pads = _pads(x.shape[1:3], kernel.shape[:2], steps, padding)
-    y = _conv(steps, pads, x, kernel.astype(dtype))
+    size = x.shape[1:3] if channel == 3 else x.shape[2:]
+    pads = _pads(size, kernel.shape[:2], steps, padding)
+    y = _conv(Form(steps, pads, channel), x, kernel.astype(dtype))
     return y if bias is None else y + bias.astype(dtype)
 
 
@@ -104,51 +120,50 @@ def _pads(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: A
 # never sees a branch, and each part of it can be dropped when nobody asks for it.
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
-    cpu, native = partial(_cpu_conv, strides, pads), partial(_native_conv, strides, pads)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _conv(form: Form, x: Array, kernel: Array) -> Array:
+    cpu, native = partial(_cpu_conv, form), partial(_native_conv, form)
     y: Array = lax.platform_dependent(x, kernel, cpu=cpu, default=native)
     return y
 
 
-def _conv_bwd(
-    strides: Pair, pads: Pads, residuals: tuple[Array, Array], dy: Array
-) -> tuple[Any, Array]:
+def _conv_bwd(form: Form, residuals: tuple[Array, Array], dy: Array) -> tuple[Any, Array]:
     x, kernel = residuals
-    native = partial(_native_conv, strides, pads)
+    native = partial(_native_conv, form)
     dkernel = lax.platform_dependent(
         *(x, kernel, dy),
-        cpu=partial(_cpu_dkernel, strides, pads),
+        cpu=partial(_cpu_dkernel, form),
         default=lambda x, kernel, dy: jax.vjp(partial(native, x), kernel)[1](dy)[0],
     )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return np.zeros(x.shape, jax.dtypes.float0), dkernel
     dx = lax.platform_dependent(
         *(x, kernel, dy),
-        cpu=partial(_cpu_dx, strides, pads),
+        cpu=partial(_cpu_dx, form),
         default=lambda x, kernel, dy: jax.vjp(lambda x: native(x, kernel), x)[1](dy)[0],
     )
     return dx, dkernel
 
 
-_conv.defvjp(lambda s, p, x, kernel: (_conv(s, p, x, kernel), (x, kernel)), _conv_bwd)
+_conv.defvjp(lambda form, x, kernel: (_conv(form, x, kernel), (x, kernel)), _conv_bwd)
 
 
-def _native_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
+def _native_conv(form: Form, x: Array, kernel: Array) -> Array:
     return lax.conv_general_dilated(
-        x.astype(kernel.dtype),
+        jnp.moveaxis(x, form.channel, 3).astype(kernel.dtype),
         kernel,
-        strides,
-        pads,
+        form.strides,
+        form.pads,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
 
-def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
-    if strides == (1, 1):
-        return _stride_1(pads, x.astype(jnp.float32), kernel).astype(kernel.dtype)
-    taps = _kernel_to_blocks(strides, kernel)
-    to_blocks = partial(_to_blocks, strides, pads, kernel.shape)
+def _cpu_conv(form: Form, x: Array, kernel: Array) -> Array:
+    if form.strides == (1, 1):
+        x = jnp.moveaxis(x, form.channel, 3).astype(jnp.float32)
+        return _stride_1(form.pads, x, kernel).astype(kernel.dtype)
+    taps = _kernel_to_blocks(form, kernel)
+    to_blocks = partial(_to_blocks, form, kernel.shape)
 
     def frames(x: Array) -> Array:
         return _by_rows(((0, 0), (0, 0)), _numbers(to_blocks(x)), taps).astype(kernel.dtype)
@@ -159,19 +174,20 @@ def _cpu_conv(strides: Pair, pads: Pads, x: Array, kernel: Array) -> Array:
     return _by_chunks(frames, height * width * channels * 2, x)
 
 
-def _cpu_dx(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
-    taps = _kernel_to_blocks(strides, kernel)
+def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
+    taps = _kernel_to_blocks(form, kernel)
     rows, columns = taps.shape[:2]
     flipped = taps[::-1, ::-1].transpose(0, 1, 3, 2)
     full = (rows - 1, rows - 1), (columns - 1, columns - 1)
     dblocks = _stride_1(full, dy.astype(jnp.float32), flipped)
-    dx: Array = jax.vjp(partial(_to_blocks, strides, pads, kernel.shape), x)[1](dblocks)[0]
+    dx: Array = jax.vjp(partial(_to_blocks, form, kernel.shape), x)[1](dblocks)[0]
     return dx
 
 
 def _stride_1(pads: Pads, x: Array, kernel: Array) -> Array:
-    few = kernel.shape[2] <= _FEW_CHANNELS
-    return _native_conv((1, 1), pads, x, kernel) if few else _by_rows(pads, x, kernel)
+    if kernel.shape[2] <= _FEW_CHANNELS:
+        return _native_conv(Form((1, 1), pads), x, kernel)
+    return _by_rows(pads, x, kernel)
 
 
 def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
@@ -198,13 +214,13 @@ def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
     return sum(shifted[1:], shifted[0])
 
 
-def _cpu_dkernel(strides: Pair, pads: Pads, x: Array, kernel: Array, dy: Array) -> Array:
-    taps, from_taps = jax.vjp(partial(_kernel_to_blocks, strides), kernel)
+def _cpu_dkernel(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
+    taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
     rows, columns, channels, out = taps.shape
     height, width = dy.shape[1:3]
 
     def frames(x: Array, dy: Array) -> Array:
-        windows = _numbers(_windows(width, columns, _to_blocks(strides, pads, kernel.shape, x)))
+        windows = _numbers(_windows(width, columns, _to_blocks(form, kernel.shape, x)))
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
             [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
@@ -224,11 +240,17 @@ def _windows(width: int, columns: int, blocks: Array) -> Array:
     return windows.reshape(*windows.shape[:3], -1)
 
 
-def _to_blocks(strides: Pair, pads: Pads, kernel_shape: Sequence[int], x: Array) -> Array:
+def _to_blocks(form: Form, kernel_shape: Sequence[int], x: Array) -> Array:
     """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1.
 
     The result is for `_numbers`: bytes are still words of four, of which a quarter has to move.
     """
+    if form.channel == 1:  # Each plane by itself; what moves after that is whole blocks.
+        planes = x.reshape(-1, *x.shape[2:], 1)
+        blocks = _to_blocks(form._replace(channel=3), kernel_shape, planes)
+        blocks = blocks.reshape(*x.shape[:2], *blocks.shape[1:]).transpose(0, 2, 3, 1, 4)
+        return blocks.reshape(*blocks.shape[:3], -1)
+    strides, pads, _ = form
     batch, channels = x.shape[0], x.shape[3]
     counts = [
         (n + low + high - k) // s + -(-k // s)
@@ -257,16 +279,18 @@ def _numbers(x: Array) -> Array:
     return x.reshape(*x.shape[:3], -1).astype(jnp.float32)
 
 
-def _kernel_to_blocks(strides: Pair, kernel: Array) -> Array:
+def _kernel_to_blocks(form: Form, kernel: Array) -> Array:
     """The kernel that does on the blocks, with stride 1, what `kernel` does on the pixels."""
     height, width, channels, out = kernel.shape
-    down, right = strides
+    down, right = form.strides
     rows, columns = -(-height // down), -(-width // right)
     kernel = jnp.pad(
         kernel.astype(jnp.float32),
         ((0, rows * down - height), (0, columns * right - width), (0, 0), (0, 0)),
     )
-    kernel = kernel.reshape(rows, down, columns, right, channels, out).transpose(0, 2, 1, 3, 4, 5)
+    kernel = kernel.reshape(rows, down, columns, right, channels, out)
+    block = (1, 3, 4) if form.channel == 3 else (4, 1, 3)
+    kernel = kernel.transpose(0, 2, *block, 5)
     return kernel.reshape(rows, columns, down * right * channels, out)
 
 

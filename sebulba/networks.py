@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sebulba.config import NetworkConfig
-from sebulba.convolution import conv2d, max_pool
+from sebulba.convolution import DataFormat, conv2d, max_pool
 from sebulba.recurrence import lstm
 from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
 
@@ -89,7 +89,7 @@ def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Arr
         belong to another episode.
 
     Returns:
-      Stacks ``[T, B, ..., k]``, the newest last and zeros from before the episode's start, and
+      Stacks ``[T, B, k, ...]``, the newest last and zeros from before the episode's start, and
       the frames ``[B, k-1, ...]`` before the next step.
     """
     length, depth = frames.shape[0], before.shape[1]
@@ -102,7 +102,7 @@ def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Arr
         same = episode[window] == episode[depth:]
         return _where(same, frames[window])
 
-    stacks = jnp.stack([delayed(delay) for delay in range(depth, -1, -1)], axis=-1)
+    stacks = jnp.stack([delayed(delay) for delay in range(depth, -1, -1)], axis=2)
     last = _where(episode[length:] == episode[-1], frames[length:])
     return stacks, jnp.moveaxis(last, 0, 1)
 
@@ -160,13 +160,15 @@ class Plain(nn.Module):
     """Channels, kernel size and stride of each."""
     sizes: tuple[int, ...]
     dtype: Any
+    data_format: DataFormat
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Images ``[N, H, W, C]`` to features ``[N, F]``."""
-        x = _channels(images)
+        """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
+        x, data_format = _channels(images), self.data_format
         for channels, size, stride in self.convolutions:
-            x = nn.relu(Conv(channels, size, stride, "VALID", self.dtype, _HE)(x))
+            conv = Conv(channels, size, stride, "VALID", self.dtype, _HE, data_format)
+            x, data_format = nn.relu(conv(x)), "NHWC"
         return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype, _HE)
 
 
@@ -175,14 +177,15 @@ class Deep(nn.Module):
 
     sizes: tuple[int, ...]
     dtype: Any
+    data_format: DataFormat
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Images ``[N, H, W, C]`` to features ``[N, F]``."""
-        x = _channels(images)
+        """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
+        x, data_format = _channels(images), self.data_format
         for features in (16, 32, 32):
-            x = Conv(features, 3, 1, "SAME", self.dtype)(x)
-            x = max_pool(x, 3, 2)
+            x = Conv(features, 3, 1, "SAME", self.dtype, data_format=data_format)(x)
+            x, data_format = max_pool(x, 3, 2), "NHWC"
             for _ in range(2):
                 y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
                 x = x + Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(y))
@@ -190,7 +193,7 @@ class Deep(nn.Module):
 
 
 class Conv(nn.Module):
-    """A convolution over ``[N, H, W, C]``, in the fastest form of each platform.
+    """A convolution over images, in the fastest form of each platform.
 
     uint8 pixels are read as 0 to 1.
     """
@@ -201,27 +204,32 @@ class Conv(nn.Module):
     padding: str
     dtype: Any
     kernel_init: nn.initializers.Initializer = _LECUN
+    data_format: DataFormat = "NHWC"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """``[N, H, W, C]`` to ``[N, H', W', features]``."""
-        shape = (self.size, self.size, x.shape[-1], self.features)
+        """``[N, H, W, C]``, or as ``data_format`` says, to ``[N, H', W', features]``."""
+        channels = x.shape[self.data_format.index("C")]
+        shape = (self.size, self.size, channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         if x.dtype == jnp.uint8:
             kernel = kernel / 255  # Cheaper than to divide the pixels.
-        return conv2d(x, kernel.astype(self.dtype), bias, self.stride, self.padding)
+        kernel = kernel.astype(self.dtype)
+        return conv2d(x, kernel, bias, self.stride, self.padding, self.data_format)
 
 
 def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
+    if config.torso == "mlp":
+        return MLP(config.hidden_sizes, dtype, name="torso")
+    # Stacked frames are planes; an image of several channels has them pixel by pixel.
+    data_format: DataFormat = "NCHW" if config.frame_stack > 1 else "NHWC"
     kinds: dict[str, Callable[..., nn.Module]] = {
-        "mlp": MLP,
         "small": partial(Plain, SMALL),
         "shallow": partial(Plain, SHALLOW),
         "deep": Deep,
     }
-    torso: nn.Module = kinds[config.torso](config.hidden_sizes, dtype, name="torso")
-    return torso
+    return kinds[config.torso](config.hidden_sizes, dtype, data_format, name="torso")
 
 
 def _dense(

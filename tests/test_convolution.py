@@ -126,6 +126,19 @@ def test_mixed_dtypes_are_promoted() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["shallow 1", "deep", "odd, SAME", "many channels, strided"])
+def test_planes_are_the_same_images(name: str) -> None:
+    x, kernel, strides, padding = conv_inputs(name)
+
+    def conv(x: Any, kernel: Any) -> Any:
+        return conv2d(jnp.moveaxis(x, 3, 1), kernel, None, strides, padding, "NCHW")
+
+    ours = value_and_gradients(conv, x, kernel)
+    pixels = value_and_gradients(lambda x, k: conv2d(x, k, None, strides, padding), x, kernel)
+    assert_close(ours, pixels)
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int16, jnp.uint32])
 @pytest.mark.parametrize(
     ("channels", "size", "stride", "padding"),
@@ -139,7 +152,7 @@ def test_mixed_dtypes_are_promoted() -> None:
     ],
 )
 def test_integer_images_are_read_in_the_kernels_dtype(
-    channels: int, size: int, stride: int, padding: Any, dtype: Any
+    channels: int, size: int, stride: int, padding: Any, dtype: Any, data_format: Any
 ) -> None:
     random = np.random.default_rng(0)
     kernel = jnp.asarray(random.normal(size=(size, size, channels, 6)), jnp.float32)
@@ -149,7 +162,10 @@ def test_integer_images_are_read_in_the_kernels_dtype(
     def loss(conv: Any, kernel: jax.Array) -> Any:
         return jnp.sin(conv(kernel) / 1000).sum()
 
-    ours = jax.value_and_grad(loss, 1)(lambda k: conv2d(pixels, k, None, strides, padding), kernel)
+    given = pixels if data_format == "NHWC" else jnp.moveaxis(pixels, 3, 1)
+    ours = jax.value_and_grad(loss, 1)(
+        lambda k: conv2d(given, k, None, strides, padding, data_format), kernel
+    )
     images = pixels.astype(jnp.float32)
     xla = jax.value_and_grad(loss, 1)(lambda k: native_conv(images, k, strides, padding), kernel)
     assert_close(ours, xla, 1e-4)
