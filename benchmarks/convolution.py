@@ -3,9 +3,10 @@
     python benchmarks/convolution.py --out convolution.json
 
 `act` is a forward pass on uint8 frames of 84x84x4 (ours has the four as planes, as the library has
-them); `update` is a loss and its gradient for every parameter. All fold the pixels' scale of 1 / 255 into the first kernel, as the library does. The
-forms take turns, since other work on the machine slows all of them, and the table shows the
-median, the minimum and the maximum over the turns.
+them); `update` is a loss and its gradient for every parameter. All fold the pixels' scale of
+1 / 255 into the first kernel, as the library does. The forms take turns, since other work on the
+machine slows all of them, and the table shows the median, the minimum and the maximum over the
+turns.
 """
 
 from __future__ import annotations
