@@ -29,7 +29,8 @@ import tyro
 from jax import lax
 
 from sebulba.allocator import keep_freed_memory
-from sebulba.convolution import DataFormat, conv2d, max_pool
+from sebulba.convolution import DataFormat, conv2d
+from sebulba.pooling import max_pool
 
 Run = Callable[[], Any]
 ACTIONS = 18

@@ -1,7 +1,7 @@
-"""2-D convolution and max pooling that are fast on every platform, CPU included.
+"""2-D convolution that is fast on every platform, CPU included.
 
-On accelerators these are XLA's own operations. On CPU XLA's two-dimensional convolution is slow:
-its forward pass in some versions, its gradient in all of them, and more so inside a loop. Its
+On accelerators it is XLA's own operation. On CPU XLA's two-dimensional convolution is slow: its
+forward pass in some versions, its gradient in all of them, and more so inside a loop. Its
 one-dimensional convolution is not, so there an image is convolved row by row, and rows of the
 results are added. The gradient for a kernel is matrix products over a few frames at a time, so that
 the windows they are of stay in the cache.
@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sebulba.windows import Pads, Pair, pads_of, pair_of
+
 Array = jax.Array
-Pair = tuple[int, int]
-Pads = tuple[Pair, Pair]
 DataFormat = Literal["NHWC", "NCHW"]
 
 
@@ -78,46 +78,15 @@ def conv2d(
     if jnp.issubdtype(x.dtype, jnp.floating):
         dtype = jnp.promote_types(x.dtype, kernel.dtype)
         x, channel = jnp.moveaxis(x, channel, 3).astype(dtype), 3
-    steps = _pair(strides)
+    steps = pair_of(strides)
     size = x.shape[1:3] if channel == 3 else x.shape[2:]
-    pads = _pads(size, kernel.shape[:2], steps, padding)
+    pads = pads_of(size, kernel.shape[:2], steps, padding)
     y = _conv(Form(steps, pads, channel), x, kernel.astype(dtype))
     return y if bias is None else y + bias.astype(dtype)
 
 
-def max_pool(
-    x: Array,
-    window: int | Sequence[int],
-    strides: int | Sequence[int],
-    padding: str | Sequence[Sequence[int]] = "SAME",
-) -> Array:
-    """Maximum over windows of images [B, H, W, C], as `lax.reduce_window` gives it.
-
-    Of equal values in a window, the first in row-major order receives the gradient. Arguments are
-    as for `conv2d`; window is one size for both axes, or (height, width).
-    """
-    if x.ndim != 4:
-        raise ValueError(f"x {x.shape} must be images [B, H, W, C]; reshape it first")
-    size, steps = _pair(window), _pair(strides)
-    return _max_pool(size, steps, _pads(x.shape[1:3], size, steps, padding), x)
-
-
-def _pair(value: int | Sequence[int]) -> Pair:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"{value} must be a positive integer, or two: (vertical, horizontal)")
-    return pair[0], pair[1]
-
-
-def _pads(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: Any) -> Pads:
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(shape, window, strides, padding)
-    (top, bottom), (left, right) = padding
-    return (top, bottom), (left, right)
-
-
-# Convolution. The gradient is stated outside the choice of platform, so that differentiation
-# never sees a branch, and each part of it can be dropped when nobody asks for it.
+# The gradient is stated outside the choice of platform, so that differentiation never sees a
+# branch, and each part of it can be dropped when nobody asks for it.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -323,100 +292,3 @@ def _by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
     y = jnp.broadcast_to(anything, (count * each.shape[0] + last, *each.shape[1:]))
     y = lax.fori_loop(0, count, write, y)
     return lax.dynamic_update_slice_in_dim(y, f(*rest), count * each.shape[0], 0) if last else y
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    cpu = partial(_cpu_max_pool, window, strides, pads)
-    native = partial(_native_max_pool, window, strides, pads)
-    y: Array = lax.platform_dependent(x, cpu=cpu, default=native)
-    return y
-
-
-def _max_pool_bwd(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> tuple[Array]:
-    cpu = partial(_cpu_max_pool_dx, window, strides, pads)
-    native = partial(_native_max_pool, window, strides, pads)
-    dx = lax.platform_dependent(
-        *(x, dy), cpu=cpu, default=lambda x, dy: jax.vjp(native, x)[1](dy)[0]
-    )
-    return (dx,)
-
-
-_max_pool.defvjp(lambda w, s, p, x: (_max_pool(w, s, p, x), x), _max_pool_bwd)
-
-
-def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    padding = ((0, 0), *pads, (0, 0))
-    y: Array = lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
-    return y
-
-
-def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    batch, *size, channels = x.shape
-    counts = [
-        (n + low + high - k) // s + 1
-        for n, (low, high), k, s in zip(size, pads, window, strides, strict=True)
-    ]
-    lowest = jnp.array(-jnp.inf, x.dtype)
-    y = jnp.full((batch, *counts, channels), lowest)
-    for place in np.ndindex(*window):
-        # The windows in which this place is a pixel, and the others, in which it is padding.
-        starts = [k - low for k, (low, _) in zip(place, pads, strict=True)]
-        first = [max(0, -(start // s)) for start, s in zip(starts, strides, strict=True)]
-        end = [
-            min(count, (n - 1 - start) // s + 1)
-            for n, start, s, count in zip(size, starts, strides, counts, strict=True)
-        ]
-        if any(f >= e for f, e in zip(first, end, strict=True)):
-            continue
-        inside = [
-            slice(start + f * s, start + (e - 1) * s + 1, s)
-            for start, f, e, s in zip(starts, first, end, strides, strict=True)
-        ]
-        outside = [(f, count - e, 0) for f, e, count in zip(first, end, counts, strict=True)]
-        y = lax.max(y, lax.pad(x[:, *inside], lowest, ((0, 0, 0), *outside, (0, 0, 0))))
-    return y
-
-
-def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> Array:
-    batch, rows, columns, channels = dy.shape
-    (height, width), (down, right) = window, strides
-    first = _first_of_maxima(window, strides, pads, x)
-
-    # Pixels at the same place in their block of `strides` pixels are in the same windows: those
-    # that begin in the block itself, and so many blocks above and to the left of it.
-    above, left = (height - 1) // down, (width - 1) // right
-    border = (0, 0), (above, above), (left, left), (0, 0)
-    # Without the barrier the search, and what dy comes from, would be repeated for each of them.
-    first, dy = lax.optimization_barrier((jnp.pad(first, border), jnp.pad(dy, border)))
-    rows, columns = rows + above, columns + left
-    i = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 0)
-    j = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 2)
-    dx = jnp.zeros((batch, rows, down, columns, right, channels), dy.dtype)
-    for m, n in np.ndindex(above + 1, left + 1):
-        there = slice(above - m, above - m + rows), None, slice(left - n, left - n + columns), None
-        place = (i + m * down) * width + j + n * right
-        inside = (i + m * down < height) & (j + n * right < width)
-        dx += jnp.where(inside & (first[:, *there] == place), dy[:, *there], 0)
-    dx = dx.reshape(batch, rows * down, columns * right, channels)
-    crop = [
-        (-low, n + low - have, 0)
-        for n, (low, _), have in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
-    ]
-    return lax.pad(dx, jnp.zeros((), dx.dtype), ((0, 0, 0), *crop, (0, 0, 0)))
-
-
-def _first_of_maxima(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    """In each window, the position of its first maximum in row-major order."""
-    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
-    down, right = strides
-    pixels = [
-        padded[:, i : i + last[0] + 1 : down, j : j + last[1] + 1 : right]
-        for i, j in np.ndindex(*window)
-    ]
-    best, first = pixels[0], jnp.zeros(pixels[0].shape, jnp.int32)
-    for n, pixel in enumerate(pixels[1:], 1):
-        first = jnp.where(pixel > best, n, first)
-        best = lax.max(best, pixel)
-    return first

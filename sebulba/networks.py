@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sebulba.config import NetworkConfig
-from sebulba.convolution import DataFormat, conv2d, max_pool
+from sebulba.convolution import DataFormat, conv2d
+from sebulba.pooling import max_pool
 from sebulba.recurrence import lstm
 from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
 

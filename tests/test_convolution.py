@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from sebulba import convolution
-from sebulba.convolution import conv2d, max_pool
+from sebulba.convolution import conv2d
+from sebulba.pooling import max_pool
 
 CONVOLUTIONS = {
     "shallow 1": ((5, 36, 36, 4), (8, 8, 8), 4, "VALID"),
