@@ -5,7 +5,7 @@ after it. By default glibc returns them to the kernel at once, and the kernel fi
 again for the next call, 4 KiB at a time. With other work on the cores that was a fifth of the CPU
 time of an update of the three-convolution network; training that keeps the memory is 1.09 times as
 fast, while an update that has the machine to itself takes as long as before. Of a deep network's
-update, with its 2 GiB of intermediate results, it was more than a fifth even so.
+update, with its 2 GiB of intermediate results, it was a seventh even so.
 """
 
 from __future__ import annotations
