@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -15,6 +17,10 @@ import jax
 from sebulba.queues import ShutDown
 
 POLL_SECONDS = 0.1
+
+# Measured on two cores: 5 makes training faster by 6 to 10%; 19, which starves the environments
+# until the learner waits for them, by 1%.
+_WAY = 5
 
 
 class Interrupt:
@@ -106,6 +112,18 @@ class ThreadGroup:
                 if self._failure is None and not self.stopping.is_set():
                     self._failure = error
             self.stop()
+
+
+def give_way() -> None:
+    """Have the other threads of this process go before this one and those that it will start.
+
+    Only on Linux, where a thread has a priority of its own. An actor's environments then use what
+    the learner leaves of a CPU, instead of holding up an operation of which every core has a part.
+    """
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, niceness + _WAY)
 
 
 def wait_until_ready(arrays: object, poll: Callable[[], None], interval: float = 5e-4) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -374,6 +377,27 @@ def test_the_environment_is_closed_and_a_failure_says_where_it_was() -> None:
             get()
     assert error.value.__notes__ == [f"in thread actor-0 on device {rig.device}, unroll 9"]
     assert rig.env.closed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority is Linux's")
+def test_environments_give_way_to_the_learner() -> None:
+    seen: list[int] = []
+
+    class Watched(Scripted):
+        def reset(self) -> Timestep:
+            # A pool's threads are started by the actor's thread, and inherit.
+            worker = threading.Thread(target=lambda: seen.append(niceness()))
+            worker.start()
+            worker.join()
+            return super().reset()
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    Rig(program=telltale(), env=Watched()).collect(1)
+    assert seen == [min(before + 5, 19)]
+    assert niceness() == before
 
 
 def trajectory(batch: int = 8) -> Trajectory:

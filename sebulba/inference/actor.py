@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from sebulba import threads
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -76,6 +77,7 @@ class Actor:
 
     def run(self) -> None:
         """Act until the queue or the slot is shut down; a failure says where it came from."""
+        threads.give_way()
         try:
             env = self._make_env()
             try:
