@@ -41,8 +41,8 @@ PRESETS = {
     "r2d2": "r2d2-atari-small",
 }
 GAMES = {
-    # With the preset's 0.01, Pong's first, small advantages do not outweigh the entropy.
-    "pong": ["--env", "Pong-v5", "--entropy-cost", "0.002"],
+    # Pong has been seen to learn with less entropy than the preset's: results/vtrace_pong.
+    "pong": ["--env", "Pong-v5", "--entropy-cost", "0.001"],
     "breakout": ["--env", "Breakout-v5"],
 }
 GRACE = 120
