@@ -74,22 +74,24 @@ def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
     lowest = jnp.array(-jnp.inf, x.dtype)
     y = jnp.full((batch, *counts, channels), lowest)
     for place in np.ndindex(*window):
-        # The windows in which this place is a pixel, and the others, in which it is padding.
-        starts = [k - low for k, (low, _) in zip(place, pads, strict=True)]
-        first = [max(0, -(start // s)) for start, s in zip(starts, strides, strict=True)]
-        end = [
-            min(count, (n - 1 - start) // s + 1)
-            for n, start, s, count in zip(size, starts, strides, counts, strict=True)
+        axes = [
+            _pixels(n, k - low, s, count)
+            for n, k, (low, _), s, count in zip(size, place, pads, strides, counts, strict=True)
         ]
-        if any(f >= e for f, e in zip(first, end, strict=True)):
-            continue
-        inside = [
-            slice(start + f * s, start + (e - 1) * s + 1, s)
-            for start, f, e, s in zip(starts, first, end, strides, strict=True)
-        ]
-        outside = [(f, count - e, 0) for f, e, count in zip(first, end, counts, strict=True)]
-        y = lax.max(y, lax.pad(x[:, *inside], lowest, ((0, 0, 0), *outside, (0, 0, 0))))
+        if all(first < end for _, first, end in axes):
+            pixels = x[:, *(inside for inside, _, _ in axes)]
+            around = [(f, count - e, 0) for (_, f, e), count in zip(axes, counts, strict=True)]
+            # To pad these, and not x, takes two fifths of the time; for the gradient, 1.5 times.
+            y = lax.max(y, lax.pad(pixels, lowest, ((0, 0, 0), *around, (0, 0, 0))))
     return y
+
+
+def _pixels(size: int, start: int, stride: int, windows: int) -> tuple[slice, int, int]:
+    """Of one place of the windows along an axis: its pixels, and the first window in which it is
+    one and the first after these in which it is padding.
+    """
+    first, end = max(0, -(start // stride)), min(windows, (size - 1 - start) // stride + 1)
+    return slice(start + first * stride, start + (end - 1) * stride + 1, stride), first, end
 
 
 def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> Array:
