@@ -37,7 +37,8 @@ class Form(NamedTuple):
 # enough that starting the products costs little.
 _CHUNK_BYTES = 16 << 20
 
-# Up to here, of images as they are, XLA's two-dimensional forward pass is the faster one.
+# Up to here rows of images are too short for products to be fast: images as they are go to XLA's
+# two-dimensional convolution, and blocks of pixels get the rows of the kernel as channels.
 _FEW_CHANNELS = 16
 
 
@@ -132,15 +133,10 @@ def _cpu_conv(form: Form, x: Array, kernel: Array) -> Array:
         x = jnp.moveaxis(x, form.channel, 3).astype(jnp.float32)
         return _stride_1(form.pads, x, kernel).astype(kernel.dtype)
     taps = _kernel_to_blocks(form, kernel)
-    to_blocks = partial(_to_blocks, form, kernel.shape)
-
-    def frames(x: Array) -> Array:
-        return _by_rows(((0, 0), (0, 0)), _numbers(to_blocks(x)), taps).astype(kernel.dtype)
-
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return frames(x)  # Fewer, larger operations keep the cores busier than a loop does.
-    _, height, width, channels = jax.eval_shape(lambda x: _numbers(to_blocks(x)), x).shape
-    return _by_chunks(frames, height * width * channels * 2, x)
+    blocks = _numbers(_to_blocks(form, kernel.shape, x))
+    if blocks.shape[3] <= _FEW_CHANNELS:
+        blocks, taps = _rows_to_channels(blocks, taps)
+    return _by_rows(((0, 0), (0, 0)), blocks, taps).astype(kernel.dtype)
 
 
 def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
@@ -183,6 +179,14 @@ def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
     return sum(shifted[1:], shifted[0])
 
 
+def _rows_to_channels(x: Array, kernel: Array) -> tuple[Array, Array]:
+    """The same convolution, without padding, with a kernel of one row and more channels."""
+    rows, columns, _, out = kernel.shape
+    height = x.shape[1] - rows + 1
+    x = jnp.concatenate([x[:, i : i + height] for i in range(rows)], axis=3)
+    return x, kernel.swapaxes(0, 1).reshape(1, columns, -1, out)
+
+
 def _cpu_dkernel(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
     taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
     rows, columns, channels, out = taps.shape
@@ -193,9 +197,9 @@ def _cpu_dkernel(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
             [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
-        )[None]
+        )
 
-    dtaps = _by_chunks(frames, height * width * columns * channels * rows, x, dy).sum(0)
+    dtaps = _sum_by_chunks(frames, height * width * columns * channels * rows, x, dy)
     dtaps = dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
     dkernel: Array = from_taps(dtaps)[0]
     return dkernel
@@ -271,24 +275,15 @@ def _frames_per_chunk(batch: int, size: int) -> int:
     return next(even, batch // -(-batch // limit))
 
 
-def _by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
-    """Concatenation of f over chunks of frames; size: floats that f holds per frame."""
+def _sum_by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
+    """Sum of f over chunks of frames; size: floats that f holds per frame."""
     batch = arrays[0].shape[0]
     chunk = _frames_per_chunk(batch, size)
-    count = batch // chunk
-    if count == 1:
-        return f(*arrays)
+    first = batch % chunk or chunk
 
-    def write(i: Any, y: Array) -> Array:
-        part = f(*(lax.dynamic_slice_in_dim(a, i * chunk, chunk) for a in arrays))
-        return lax.dynamic_update_slice_in_dim(y, part, i * each.shape[0], axis=0)
+    def add(i: Any, total: Array) -> Array:
+        return total + f(*(lax.dynamic_slice_in_dim(a, first + i * chunk, chunk) for a in arrays))
 
-    each = jax.eval_shape(f, *(a[:chunk] for a in arrays))
-    rest = [a[count * chunk :] for a in arrays]
-    last = jax.eval_shape(f, *rest).shape[0] if len(rest[0]) else 0
-    # Every element is overwritten. Were they constants, XLA would allocate the results of all
-    # layers at the start and hold them at once.
-    anything = arrays[-1][(0,) * arrays[-1].ndim].astype(each.dtype)
-    y = jnp.broadcast_to(anything, (count * each.shape[0] + last, *each.shape[1:]))
-    y = lax.fori_loop(0, count, write, y)
-    return lax.dynamic_update_slice_in_dim(y, f(*rest), count * each.shape[0], 0) if last else y
+    start = f(*(a[:first] for a in arrays))
+    total: Array = lax.fori_loop(0, (batch - first) // chunk, add, start)
+    return total
