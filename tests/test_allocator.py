@@ -53,6 +53,27 @@ parts = open("/proc/self/smaps").read().split("VmFlags:")
 flags = [after.split("\\n")[0] for before, after in zip(parts, parts[1:]) if "[heap]" in before]
 print(sum(" hg" in words for words in flags))
 """
+# MiB that a replay of 256 MiB takes before anything is in it, and when it is gone.
+REPLAY = """
+import jax, numpy as np
+from sebulba.allocator import keep_freed_memory
+from sebulba.learners.storage import Block, Geometry, HostStorage
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
+
+assert keep_freed_memory()
+block = Block(jax.ShapeDtypeStruct((1, 1 << 20), np.uint8), (), ())
+before = resident()
+storage = HostStorage(block, Geometry(1, 256, 1, 1), jax.devices()[0])
+empty = resident() - before
+for slot in range(256):
+    storage.load(0, slot, [np.ones((1, 1 << 20), np.uint8)])
+assert resident() - before >= 256
+del storage
+print(max(empty, resident() - before))
+"""
 
 only_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told"
@@ -86,6 +107,11 @@ def test_large_blocks_are_kept_too() -> None:
 )
 def test_the_heap_is_of_huge_pages() -> None:
     assert number(HUGE) == 1
+
+
+@only_glibc
+def test_a_replay_takes_memory_as_it_fills_and_gives_it_back() -> None:
+    assert number(REPLAY) < 16
 
 
 def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

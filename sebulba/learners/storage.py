@@ -8,6 +8,8 @@ timestep of the next slot.
 
 from __future__ import annotations
 
+import math
+import mmap
 import threading
 from typing import Any, NamedTuple, Protocol
 
@@ -83,9 +85,7 @@ class HostStorage:
     def __init__(self, shapes: Block, geometry: Geometry, device: jax.Device) -> None:
         """``shapes``: shapes and dtypes of one slot's blocks, ``[B, ...]``."""
         lead = (geometry.lanes, geometry.slots)
-        self._data: Block = jax.tree.map(
-            lambda leaf: np.zeros(lead + leaf.shape, leaf.dtype), shapes
-        )
+        self._data: Block = jax.tree.map(lambda leaf: _zeros(lead + leaf.shape, leaf.dtype), shapes)
         self._geometry = geometry
         self._device = device
 
@@ -125,6 +125,18 @@ class HostStorage:
     def load(self, lane: int, slot: int, blocks: list[np.ndarray]) -> None:
         for leaf, block in zip(jax.tree.leaves(self._data), blocks, strict=True):
             leaf[lane, slot] = block
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that become memory as they are written, and go back to the kernel with the array.
+
+    A malloc that keeps what is freed (`sebulba.allocator`) would write them all, and keep them.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.zeros(shape, dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 class DeviceStorage:
