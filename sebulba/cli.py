@@ -29,7 +29,7 @@ usage: sebulba COMMAND ...
   sebulba train PRESET [options]   train; sebulba train PRESET --help lists every option
   sebulba eval RUN_DIR [options]   play whole episodes with a run's last checkpoint
   sebulba presets                  list the presets
-  sebulba tune PRESET [options]    find the fastest setting on this machine, in a minute or two
+  sebulba tune PRESET [options]    find the fastest setting on this machine, in a few minutes
   sebulba pod --hosts N -- train PRESET [options]
                                    train in N processes on this machine
   sebulba plan PRESET --slice v5e-16 [options]

@@ -21,6 +21,8 @@ Measure = Callable[[Config], float]
 """Agent steps/s of a config."""
 
 _COUNTS = ("steps", "seconds")
+# Where a turn takes seconds, so many of them say enough.
+_FEWEST_TURNS = 4
 _FIELDS = ("envs_per_actor", "actors_per_device", "env_threads")
 
 
@@ -74,7 +76,7 @@ def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
         # More than two for each core only wait for one another.
         return [count for count in (1, 2, 3, 4, 8, 16) if count <= 2 * cores]
     share = max(1, cores // setting["actors_per_device"])
-    return sorted({1, share, cores})
+    return sorted({1, share, cores} - ({share} if setting[name] == 0 else set()))
 
 
 class TrainingRate:
@@ -83,7 +85,7 @@ class TrainingRate:
     def __init__(self, seconds: float) -> None:
         """``seconds``: what one measurement should take, once it is compiled."""
         self._seconds = seconds
-        self._guess = 0.0
+        self._turns = _FEWEST_TURNS
         self._cache = tempfile.TemporaryDirectory(prefix="sebulba-tune-")
         self._settings = {
             "jax_compilation_cache_dir": self._cache.name,
@@ -106,17 +108,21 @@ class TrainingRate:
 
     def __call__(self, config: Config) -> float:
         """Agent steps/s of training with ``config``, start-up excluded."""
-        if not self._guess:
-            self._guess = _rate(config, turns=20)
-        per_turn = config.unroll_length * config.batch_size
-        turns = round(1.25 * self._seconds * self._guess / per_turn)
-        self._guess = _rate(config, max(20, turns))
-        return self._guess
+        while True:
+            rate = _rate(config, self._turns)
+            wanted = round(self._seconds * rate / (config.unroll_length * config.batch_size))
+            enough = wanted <= 2 * self._turns
+            self._turns = max(_FEWEST_TURNS, wanted)
+            if enough:
+                return rate
 
 
 def _rate(config: Config, turns: int) -> float:
+    """Agent steps/s of so many turns, after those at the start that say nothing."""
+    per_turn = config.unroll_length * config.batch_size
+    start = per_turn * (_turns_at_start(config) + turns // 4)
     changes: dict[str, Any] = {
-        "total_steps": turns * config.unroll_length * config.batch_size,
+        "total_steps": start + turns * per_turn,
         "log_every": max(1, turns // 10),
         "out": None,
         "resume": False,
@@ -128,7 +134,15 @@ def _rate(config: Config, turns: int) -> float:
             config.replay, capacity=20 * smallest, min_size=smallest
         )
     rows = train(dataclasses.replace(config, **changes), progress=False).metrics
-    # Queues fill and the first updates compile before the first fifth is over.
-    begin, end = rows[len(rows) // 5], rows[-1]
+    begin, end = next(row for row in rows if float(row["steps"] or 0) >= start), rows[-1]
     steps, seconds = (float(end[name] or 0) - float(begin[name] or 0) for name in _COUNTS)
     return steps / seconds
+
+
+def _turns_at_start(config: Config) -> int:
+    """Turns that learn nothing yet, or from unrolls that waited for the first compilation."""
+    unrolls = config.actors_per_device * (config.queue_size + 1)
+    if isinstance(config, R2D2Config):  # Every actor has a whole sequence, and they a batch.
+        unrolls += config.actors_per_device * (config.sequence_length // config.unroll_length + 1)
+        unrolls += config.sequences_per_update // config.envs_per_actor
+    return -(-unrolls * config.envs_per_actor // config.batch_size)

@@ -24,14 +24,14 @@ def searched(
 def test_finds_the_best_of_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(config: Config) -> float:
         assert config.batch_size == 8 and config.unroll_length == CONFIG.unroll_length
-        wanted = (4, 8, 2)
+        wanted = (4, 8, 1)
         given = (config.envs_per_actor, config.actors_per_device, config.env_threads)
         return sum(a == b for a, b in zip(wanted, given, strict=True))
 
     trials = searched(measure, 16, monkeypatch)
     best = max(trials, key=lambda trial: trial.steps_per_second)
     assert best.steps_per_second == 3
-    assert best.options() == "--envs-per-actor 4 --actors-per-device 8 --env-threads 2"
+    assert best.options() == "--envs-per-actor 4 --actors-per-device 8 --env-threads 1"
     settings = [tuple(trial.setting.values()) for trial in trials]
     assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads)
     assert len(set(settings)) == len(settings)
@@ -46,6 +46,22 @@ def test_leaves_out_what_the_devices_do_not_allow(monkeypatch: pytest.MonkeyPatc
     trials = searched(measure, 2, monkeypatch)
     assert {trial.setting["envs_per_actor"] for trial in trials} == {8}
     assert max(trial.setting["actors_per_device"] for trial in trials) == 4
+
+
+@pytest.mark.parametrize(("turns_per_second", "expected"), [(0.3, [4, 4]), (100.0, [4, 600, 600])])
+def test_a_trial_takes_its_seconds_but_some_turns_at_least(
+    turns_per_second: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns_tried = []
+
+    def rate(config: Config, turns: int) -> float:
+        turns_tried.append(turns)
+        return turns_per_second * config.unroll_length * config.batch_size
+
+    monkeypatch.setattr(tune, "_rate", rate)
+    with tune.TrainingRate(6.0) as measure:
+        assert measure(CONFIG) == measure(CONFIG) == rate(CONFIG, 0)
+    assert turns_tried[:-1] == expected
 
 
 def test_the_command_writes_options_that_train_takes(
