@@ -76,6 +76,7 @@ def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
         # More than two for each core only wait for one another.
         return [count for count in (1, 2, 3, 4, 8, 16) if count <= 2 * cores]
     share = max(1, cores // setting["actors_per_device"])
+    # With 0, which was tried, every actor has its share.
     return sorted({1, share, cores} - ({share} if setting[name] == 0 else set()))
 
 
