@@ -13,16 +13,12 @@ import sebulba
 
 
 def main(total_steps: int = 500_000, seed: int = 0) -> float:
-    """Train on CartPole-v1 and return the mean return of 20 greedy episodes."""
+    """Train on CartPole-v1 and return the mean return of 20 episodes, sampled as in training."""
     config = dataclasses.replace(
         sebulba.presets.get("vtrace-cartpole"), total_steps=total_steps, seed=seed
     )
     result = sebulba.train(config)
-
-    def make_env(num_envs: int, seed: int) -> sebulba.Env:
-        return sebulba.envs.make("CartPole-v1", num_envs, seed=seed)
-
-    evaluation = sebulba.evaluate(result.agent, result.params, make_env, episodes=20)
+    evaluation = sebulba.evaluate(result.agent, result.params, result.make_env, episodes=20)
     print(evaluation.summary())
     return evaluation.summary()["mean"]
 

@@ -19,13 +19,10 @@ from sebulba.types import Agent, EnvSpec
 CONFIGS: dict[str, type[Config]] = {"R2D2Config": R2D2Config, "VTraceConfig": VTraceConfig}
 """The config class of every algorithm, by name."""
 
+Acts = Literal["training", "evaluating", "greedily"]
 
-def make_agent(
-    config: Config,
-    spec: EnvSpec,
-    *,
-    acts: Literal["training", "evaluating", "greedily"] = "training",
-) -> Agent:
+
+def make_agent(config: Config, spec: EnvSpec, *, acts: Acts = "training") -> Agent:
     """The reference agent for ``config``.
 
     V-trace's samples from its policy, unless it acts ``greedily``. R2D2's takes the best action,

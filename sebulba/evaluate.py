@@ -13,7 +13,7 @@ from sebulba.checkpoint import Checkpointer
 from sebulba.config import ConfigError
 from sebulba.inference import EpisodeTracker
 from sebulba.rundir import checkpoint_turns, checkpoints_in, load_config
-from sebulba.runner import default_make_env, probe
+from sebulba.runner import default_make_env, probe, with_last_action
 from sebulba.types import Agent, MakeEnv, Params
 
 MAX_ENVS = 32
@@ -55,6 +55,8 @@ def evaluate_run(
     greedy: bool = False,
     seed: int = 0,
     checkpoint: int | None = None,
+    make_env: MakeEnv | None = None,
+    agent: Agent | None = None,
 ) -> Evaluation:
     """Evaluate a checkpoint of a run directory.
 
@@ -64,9 +66,12 @@ def evaluate_run(
       greedy: take the best action.
       seed: of environments and actions.
       checkpoint: its name, the learner's turns behind it; None for the last.
+      make_env: the one given to ``train``, if one was.
+      agent: the one given to ``train``, if one was.
 
     Raises:
-      ConfigError: it is no run directory, or holds no such checkpoint.
+      ConfigError: it is no run directory, or holds no such checkpoint; or ``greedy`` is asked of
+        an ``agent``, which alone knows how it acts.
     """
     _check(episodes, seed)
     config = load_config(directory)
@@ -77,9 +82,16 @@ def evaluate_run(
             f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
         )
     checkpoints = Checkpointer(checkpoints_in(directory))
-    make_env = default_make_env(config)
-    spec = probe(make_env)
-    agent = algorithms.make_agent(config, spec, acts="greedily" if greedy else "evaluating")
+    make_env = make_env or default_make_env(config)
+    if agent is None:
+        make_env = with_last_action(config, make_env)
+        acts: algorithms.Acts = "greedily" if greedy else "evaluating"
+        agent = algorithms.make_agent(config, probe(make_env), acts=acts)
+    elif greedy:
+        raise ConfigError(
+            f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
+            "that takes the best one."
+        )
     fresh = jax.jit(agent.init)(jax.random.key(0))
     params = checkpoints.restore_params(turn, fresh)
     result = evaluate(agent, params, make_env, episodes, seed=seed)

@@ -18,6 +18,9 @@ from sebulba.topology import Topology
 from sebulba.training import TrainingRun
 from sebulba.types import Agent, Env, EnvSpec, MakeEnv, Params
 
+OWN_ENV = "(make_env)"
+"""``Config.env`` of a run whose environments were given as ``make_env``."""
+
 MakeLearner = Callable[[Agent, EnvSpec, optax.GradientTransformation, Topology], Learner]
 
 
@@ -28,7 +31,8 @@ class TrainResult:
     Attributes:
       params: the last parameters, on the first learner device.
       metrics: the rows of ``metrics.jsonl`` that this call produced.
-      agent: acts with ``params``.
+      agent: acts with ``params``, as in training: with samples, not with the best actions.
+      make_env: makes the environments that ``agent`` was trained in.
       config: what was run.
       updates: updates done, those of a resumed run included.
     """
@@ -36,6 +40,7 @@ class TrainResult:
     params: Params
     metrics: list[Row]
     agent: Agent
+    make_env: MakeEnv
     config: Config
     updates: int
 
@@ -60,7 +65,8 @@ def train(
 
     Args:
       config: a preset, or one made by hand.
-      make_env: ``make_env(num_envs, seed)``, in place of ``config.env``.
+      make_env: ``make_env(num_envs, seed)``, in place of ``config.env``. The reference agent's
+        LSTM also takes the last action, with which ``envs.PreviousAction`` wraps them.
       agent: in place of the reference agent.
       optimiser: in place of ``config.optimiser``.
       make_learner: in place of the learner of ``config``'s algorithm.
@@ -72,6 +78,8 @@ def train(
       Exception: the first failure of any thread, with a note of where it came from.
     """
     validate(config)
+    if make_env is not None:
+        config = dataclasses.replace(config, env=OWN_ENV)
     allocator.keep_freed_memory()
     notes: list[str] = []
     if topology is None:
@@ -80,6 +88,8 @@ def train(
     _check_division(config, topology)
     num_actors = config.actors_per_device * len(topology.inference)
     make_env = make_env or default_make_env(config, num_actors)
+    if agent is None:
+        make_env = with_last_action(config, make_env)
     spec = probe(make_env)
     agent = agent or algorithms.make_agent(config, spec)
     optimiser = optimiser or make_optimiser(
@@ -96,19 +106,27 @@ def train(
         shown = progress and distributed.is_lead()
         with Progress(config.total_steps, title, enabled=shown) as display:
             run.go(display, notes)
-    return TrainResult(run.local_params(), run.rows, agent, config, run.updates)
+    return TrainResult(run.local_params(), run.rows, agent, make_env, config, run.updates)
 
 
 def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
     """The environments that ``config`` names; with the last action for recurrent networks.
 
     ``num_actors`` of them share this host's cores, unless ``config.env_threads`` says otherwise.
+
+    Raises:
+      ConfigError: the run had environments of the user's own.
     """
+    if config.env == OWN_ENV:
+        raise ConfigError(
+            "env is '(make_env)': the run was trained in environments of your own, which only "
+            "Python can make. Give make_env to sebulba.train or sebulba.evaluate_run again."
+        )
     num_threads = config.env_threads or max(1, cpu_cores() // num_actors)
 
     def make_env(num_envs: int, seed: int) -> Env:
         try:
-            env = envs.make(
+            return envs.make(
                 config.env,
                 num_envs,
                 seed=seed,
@@ -121,9 +139,20 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
                 f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
                 "each must have the type that the environment wants. Set them with --env-options."
             ) from error
-        return envs.PreviousAction(env) if config.network.core == "lstm" else env
 
-    return make_env
+    return with_last_action(config, make_env)
+
+
+def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
+    """Environments as the reference network takes them: with the last action for an LSTM."""
+    if config.network.core != "lstm":
+        return make_env
+
+    def make(num_envs: int, seed: int) -> Env:
+        env = make_env(num_envs, seed)
+        return env if isinstance(env, envs.PreviousAction) else envs.PreviousAction(env)
+
+    return make
 
 
 def cpu_cores() -> int:

@@ -15,7 +15,8 @@ from whole_runs import on, tiny
 import sebulba
 from sebulba import ActorOutput, ConfigError, Evaluation, algorithms, envs
 from sebulba.config import CheckpointConfig
-from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
+from sebulba.rundir import load_config
+from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
 
 
 class Known:
@@ -179,3 +180,43 @@ def test_recurrent_agents_see_their_own_actions(tmp_path: Path) -> None:
     network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
     sebulba.train(tiny(out=tmp_path, network=network), progress=False, topology=on(1))
     assert len(sebulba.evaluate_run(tmp_path, 3, greedy=True).returns) == 3
+
+
+def lstm(**fields: Any) -> sebulba.VTraceConfig:
+    network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
+    return tiny(network=network, **fields)
+
+
+def catch_with_the_last_action(num_envs: int, seed: int) -> Env:
+    return envs.PreviousAction(envs.Catch(num_envs, seed))
+
+
+@pytest.mark.parametrize("make_env", [envs.Catch, catch_with_the_last_action])
+def test_an_lstm_sees_the_last_action_of_environments_of_ones_own(make_env: MakeEnv) -> None:
+    result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=make_env)
+    usual = sebulba.train(lstm(), progress=False, topology=on(1))
+    shapes = [jax.tree.map(jnp.shape, params) for params in (result.params, usual.params)]
+    assert shapes[0] == shapes[1]
+    assert len(sebulba.evaluate(result.agent, result.params, result.make_env, 3).returns) == 3
+
+
+def test_a_run_in_environments_of_ones_own_is_evaluated_in_them(tmp_path: Path) -> None:
+    result = sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), make_env=Known)
+    evaluation = sebulba.evaluate_run(tmp_path, 3, make_env=Known)
+    assert evaluation.update == result.updates
+    assert sorted(evaluation.lengths) == [1, 2, 3]
+    with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
+        sebulba.evaluate_run(tmp_path, 3)
+    again = dataclasses.replace(load_config(tmp_path), resume=True, total_steps=10_000)
+    with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
+        sebulba.train(again, progress=False, topology=on(1))
+    more = sebulba.train(again, progress=False, topology=on(1), make_env=Known)
+    assert more.updates > result.updates
+
+
+def test_a_run_with_an_agent_of_ones_own_is_evaluated_with_it(tmp_path: Path) -> None:
+    agent = sebulba.train(tiny(), progress=False, topology=on(1)).agent
+    sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), agent=agent)
+    assert len(sebulba.evaluate_run(tmp_path, 3, agent=agent).returns) == 3
+    with pytest.raises(ConfigError, match=r"greedy is True, but PolicyAgent chooses"):
+        sebulba.evaluate_run(tmp_path, 3, agent=agent, greedy=True)

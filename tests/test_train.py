@@ -188,7 +188,7 @@ def test_result_can_act_and_be_evaluated() -> None:
     result = train(tiny(), topology=on(4, 2))
     for leaf in jax.tree.leaves(result.params):
         assert leaf.devices() == {jax.devices()[2]}
-    evaluation = sebulba.evaluate(result.agent, result.params, envs.Catch, episodes=3)
+    evaluation = sebulba.evaluate(result.agent, result.params, result.make_env, episodes=3)
     assert len(evaluation.returns) == 3
 
 
