@@ -185,11 +185,11 @@ def _check_division(config: Config, topology: Topology) -> None:
             f"{-(-config.envs_per_actor // learners) * learners}, or choose --num-inference so "
             "that the learners divide it."
         )
-    per_device = config.batch_size // learners
+    part = config.envs_per_actor // learners
     # R2D2 divides sequences_per_update instead, and checks that itself.
-    if isinstance(config, VTraceConfig) and per_device % config.gradient_accumulation:
+    if isinstance(config, VTraceConfig) and part % config.gradient_accumulation:
         raise ConfigError(
-            f"gradient_accumulation {config.gradient_accumulation} does not divide the "
-            f"{per_device} trajectories of each learner device (batch_size {config.batch_size} "
-            f"over {learners} learners): choose one of its divisors."
+            f"gradient_accumulation {config.gradient_accumulation} does not divide the {part} "
+            f"environments of an actor that each learner device takes (envs_per_actor "
+            f"{config.envs_per_actor} over {learners}): choose one of its divisors."
         )

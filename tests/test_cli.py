@@ -94,6 +94,10 @@ BAD_OPTIONS: dict[str, tuple[list[str], list[str]]] = {
         ["--gradient-accumulation", "3"],
         ["gradient_accumulation 3", "does not divide", "one of its divisors"],
     ),
+    "accumulation that divides the batch but not an actor's part of it": (
+        ["--envs-per-actor", "8", "--batch-size", "24", "--gradient-accumulation", "3"],
+        ["gradient_accumulation 3", "8 environments of an actor", "one of its divisors"],
+    ),
     "no steps": (["--total-steps", "0"], ["total_steps is 0", "above 0", "--total-steps"]),
     "negative steps": (["--total-steps", "-5"], ["total_steps is -5", "above 0"]),
     "no environments": (["--envs-per-actor", "0"], ["envs_per_actor is 0", "--envs-per-actor"]),

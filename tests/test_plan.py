@@ -313,6 +313,9 @@ def test_sizes_are_rounded_up_to_what_the_learners_divide() -> None:
     r2d2 = plan.fit(presets.get("r2d2-atari"), three)
     assert isinstance(r2d2, R2D2Config)
     assert (r2d2.envs_per_actor, r2d2.sequences_per_update) == (66, 66)
+    pieces = dataclasses.replace(config, envs_per_actor=16, gradient_accumulation=16)
+    fitted = plan.fit(pieces, Topology.split(2, jax.devices()[:4]))
+    assert (fitted.envs_per_actor, fitted.batch_size) == (32, 128)
 
 
 # The command
