@@ -9,7 +9,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
 
 Option = bool | int | float | str
 
@@ -131,7 +133,7 @@ class VTraceConfig(Config):
 
     discount: float = 0.99
     """gamma."""
-    lambda_: float = 1.0
+    lambda_: Annotated[float, tyro.conf.arg(name="lambda")] = 1.0
     """Trace decay (remark 2 of the paper)."""
     clip_rho: float = 1.0
     """Truncation of the importance weights of the temporal differences."""
@@ -232,6 +234,9 @@ def validate(config: Config) -> None:
     Raises:
       ConfigError: naming the field, its value, the rule and the remedy.
     """
+    for name, choices in _choices(type(config)).items():
+        value = _get(config, name)
+        _require(value in choices, name, value, f"must be one of {list(choices)}")
     for name in _POSITIVE_INTS:
         value = _get(config, name)
         _require(
@@ -239,6 +244,8 @@ def validate(config: Config) -> None:
         )
     for name in ("optimiser.learning_rate", "optimiser.max_gradient_norm", "optimiser.epsilon"):
         _require(_get(config, name) > 0, name, _get(config, name), "must be above 0")
+    decay = config.optimiser.rms_decay
+    _require(0 <= decay < 1, "optimiser.rms_decay", decay, "must be from 0 to below 1")
     _require(0 <= config.seed < 2**32, "seed", config.seed, "must be from 0 to 2**32 - 1")
     _require(config.env_threads >= 0, "env_threads", config.env_threads, "must be 0 or more")
     _require(
@@ -252,6 +259,12 @@ def validate(config: Config) -> None:
         "num_inference",
         config.num_inference,
         "must be above 0, or None",
+    )
+    _require(
+        config.num_inference is None or config.placement == "split",
+        "num_inference",
+        config.num_inference,
+        "must be None where every device acts and learns (placement shared)",
     )
     if config.batch_size % config.envs_per_actor:
         raise ConfigError(
@@ -347,6 +360,17 @@ def _validate_r2d2(config: R2D2Config) -> None:
         config.replay.min_size,
         f"must be at most replay.capacity ({config.replay.capacity})",
     )
+
+
+def _choices(kind: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """Fields that take one of a few values, those of nested configs by dotted names."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is Literal:
+            found[name] = get_args(hint)
+        elif dataclasses.is_dataclass(hint):
+            found |= {f"{name}.{inner}": of for inner, of in _choices(hint).items()}
+    return found
 
 
 def _get(config: Any, path: str) -> Any:

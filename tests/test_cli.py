@@ -110,7 +110,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], list[str]]] = {
     "huge seed": (["--seed", str(2**32)], ["seed is 4294967296"]),
     "no inference": (["--num-inference", "0"], ["num_inference is 0", "must be above 0"]),
     "discount": (["--discount", "1.5"], ["discount is 1.5", "from 0 to 1", "--discount"]),
-    "lambda": (["--lambda_", "-0.5"], ["lambda_ is -0.5", "--lambda"]),
+    "lambda": (["--lambda", "-0.5"], ["lambda_ is -0.5", "--lambda"]),
     "reward clip": (["--reward-clip", "0"], ["reward_clip is 0", "above 0, or None"]),
     "entropy cost": (["--entropy-cost", "-1"], ["entropy_cost is -1", "0 or more"]),
     "learning rate": (

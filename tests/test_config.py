@@ -50,6 +50,13 @@ REFUSED = [
     ("optimiser.learning_rate", float("nan"), "must be above 0"),
     ("optimiser.max_gradient_norm", -1.0, "must be above 0"),
     ("optimiser.epsilon", 0.0, "must be above 0"),
+    ("optimiser.rms_decay", 1.0, "must be from 0 to below 1"),
+    ("optimiser.name", "Adam", "must be one of ['rmsprop', 'adam']"),
+    ("network.core", "LSTM", "must be one of ['none', 'lstm']"),
+    ("network.torso", "Deep", "must be one of ['mlp', 'small', 'shallow', 'deep']"),
+    ("placement", "Shared", "must be one of ['split', 'shared']"),
+    ("policy_lag", 0, "must be one of ['none', '0', '1']"),
+    ("atari_protocol", "ALE", "must be one of ['machado', 'impala']"),
     ("seed", -1, "must be from 0 to 2**32 - 1"),
     ("seed", 2**32, "must be from 0 to 2**32 - 1"),
     ("env_threads", -1, "must be 0 or more"),
@@ -74,6 +81,12 @@ def test_a_refusal_says_the_value_the_rule_and_the_flag(path: str, value: Any, r
     flag = "--" + path.replace("_", "-").rstrip("-")
     assert message.startswith(f"{path} is {value!r}: it {rule}")
     assert message.endswith(f"Set it with {flag}.")
+
+
+def test_devices_that_do_both_leave_none_that_only_act() -> None:
+    config = VTraceConfig(placement="shared", num_inference=2)
+    with pytest.raises(ConfigError, match=r"num_inference is 2: it must be None where .*shared"):
+        validate(config)
 
 
 @pytest.mark.parametrize(
