@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import optax
 
 from sebulba import distributions
@@ -108,4 +109,9 @@ def _check_observation(config: Config, spec: EnvSpec) -> None:
             f"{config.env} observes an array of shape {shapes}: torso {network.torso} takes images "
             "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
             "[height, width, channels]. Set --network.torso mlp --network.frame-stack 1."
+        )
+    if network.pixels == "standardised" and observation.dtype != np.uint8:
+        raise ConfigError(
+            f"{config.env} observes {observation.dtype}: only pixels of uint8 are standardised. "
+            "Set --network.pixels scaled."
         )

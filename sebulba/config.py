@@ -36,6 +36,9 @@ class NetworkConfig:
     """Units of the LSTM."""
     frame_stack: int = 1
     """Last frames that the network sees, stacked on the device; cleared at episode starts."""
+    pixels: Literal["scaled", "standardised"] = "scaled"
+    """How convolutions read uint8 images. scaled: as 0 to 1; standardised: less the mean of all
+    that is observed, and divided by its standard deviation."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the network's arithmetic; parameters and losses stay float32."""
     squash: Literal["tanh", "clip"] = "tanh"
@@ -255,6 +258,12 @@ def validate(config: Config) -> None:
         "must all be above 0",
     )
     _require(
+        config.network.pixels == "scaled" or config.network.torso != "mlp",
+        "network.pixels",
+        config.network.pixels,
+        "must be scaled for the torso mlp, which has no convolutions",
+    )
+    _require(
         config.num_inference is None or config.num_inference > 0,
         "num_inference",
         config.num_inference,
@@ -368,7 +377,7 @@ def _choices(kind: type[Any]) -> dict[str, tuple[Any, ...]]:
     for name, hint in get_type_hints(kind).items():
         if get_origin(hint) is Literal:
             found[name] = get_args(hint)
-        elif dataclasses.is_dataclass(hint):
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             found |= {f"{name}.{inner}": of for inner, of in _choices(hint).items()}
     return found
 

@@ -29,6 +29,9 @@ SMALL = ((16, 8, 4), (32, 4, 2))
 SHALLOW = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Mnih et al. 2015, "Human-level control", methods."""
 
+_LEAST_DEVIATION = 10
+"""Grey levels. Frames of twelve Atari games have 8 to 74; one of a single colour has none."""
+
 _HE = nn.initializers.he_normal()
 _LECUN = nn.initializers.lecun_normal()
 
@@ -162,14 +165,16 @@ class Plain(nn.Module):
     sizes: tuple[int, ...]
     dtype: Any
     data_format: DataFormat
+    standardise: bool
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
         """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
         x, data_format = _channels(images), self.data_format
         for channels, size, stride in self.convolutions:
-            conv = Conv(channels, size, stride, "VALID", self.dtype, _HE, data_format)
-            x, data_format = nn.relu(conv(x)), "NHWC"
+            layer = (channels, size, stride, "VALID", self.dtype, _HE)
+            x = nn.relu(Conv(*layer, data_format, self.standardise)(x))
+            data_format = "NHWC"
         return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype, _HE)
 
 
@@ -179,13 +184,14 @@ class Deep(nn.Module):
     sizes: tuple[int, ...]
     dtype: Any
     data_format: DataFormat
+    standardise: bool
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
         """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
         x, data_format = _channels(images), self.data_format
         for features in (16, 32, 32):
-            x = Conv(features, 3, 1, "SAME", self.dtype, data_format=data_format)(x)
+            x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, self.standardise)(x)
             x, data_format = max_pool(x, 3, 2), "NHWC"
             for _ in range(2):
                 y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
@@ -196,7 +202,8 @@ class Deep(nn.Module):
 class Conv(nn.Module):
     """A convolution over images, in the fastest form of each platform.
 
-    uint8 pixels are read as 0 to 1.
+    uint8 pixels are read as 0 to 1, or where ``standardise`` with mean 0 and variance 1 over the
+    image and its channels.
     """
 
     features: int
@@ -206,6 +213,7 @@ class Conv(nn.Module):
     dtype: Any
     kernel_init: nn.initializers.Initializer = _LECUN
     data_format: DataFormat = "NHWC"
+    standardise: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -214,10 +222,19 @@ class Conv(nn.Module):
         shape = (self.size, self.size, channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        if x.dtype == jnp.uint8:
-            kernel = kernel / 255  # Cheaper than to divide the pixels.
-        kernel = kernel.astype(self.dtype)
-        return conv2d(x, kernel, bias, self.stride, self.padding, self.data_format)
+        convolve = partial(
+            conv2d, strides=self.stride, padding=self.padding, data_format=self.data_format
+        )
+        if x.dtype != jnp.uint8:
+            return convolve(x, kernel.astype(self.dtype), bias)
+        # Cheaper than to divide the pixels, or to subtract from them.
+        kernel = (kernel / 255).astype(self.dtype)
+        if not self.standardise:
+            return convolve(x, kernel, bias)
+        mean, deviation = _moments(x)
+        background = mean * convolve(jnp.ones_like(x[:1]), kernel)
+        y = (convolve(x, kernel) - background) * (255 / deviation) + bias
+        return y.astype(self.dtype)
 
 
 def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
@@ -230,7 +247,15 @@ def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
         "shallow": partial(Plain, SHALLOW),
         "deep": Deep,
     }
-    return kinds[config.torso](config.hidden_sizes, dtype, data_format, name="torso")
+    standardise = config.pixels == "standardised"
+    return kinds[config.torso](config.hidden_sizes, dtype, data_format, standardise, name="torso")
+
+
+def _moments(images: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation ``[N, 1, 1, 1]`` of each image, with all its channels."""
+    x = images.astype(jnp.float32)
+    mean = jnp.mean(x, (1, 2, 3), keepdims=True)
+    return mean, jnp.maximum(jnp.std(x, (1, 2, 3), keepdims=True), _LEAST_DEVIATION)
 
 
 def _dense(

@@ -50,6 +50,7 @@ REFUSED = [
     ("optimiser.learning_rate", float("nan"), "must be above 0"),
     ("optimiser.max_gradient_norm", -1.0, "must be above 0"),
     ("optimiser.epsilon", 0.0, "must be above 0"),
+    ("network.pixels", "standardised", "must be scaled for the torso mlp"),
     ("optimiser.rms_decay", 1.0, "must be from 0 to below 1"),
     ("optimiser.name", "Adam", "must be one of ['rmsprop', 'adam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba import distributions
+from sebulba import algorithms, distributions
 from sebulba.agent import PolicyAgent, add_time
-from sebulba.config import NetworkConfig
+from sebulba.config import ConfigError, NetworkConfig, VTraceConfig
 from sebulba.networks import initial_state, stack_frames
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
 
@@ -327,3 +327,33 @@ def test_moving_pixels_stay_visible_in_the_features() -> None:
     for name, layer in params.items():
         fan_in = np.prod(layer["kernel"].shape[:-1])
         assert np.var(layer["kernel"]) == pytest.approx(2 / fan_in, rel=0.1), name
+
+
+@pytest.mark.parametrize("torso", ["small", "deep"])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_standardised_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool) -> None:
+    images = IMAGE if stacked else spec(36, 40, 3, dtype=BYTE)
+    frame_stack = 4 if stacked else 1
+    agent = make_agent(images, torso=torso, frame_stack=frame_stack, pixels="standardised")
+    params, seen = jax.jit(agent.init)(jax.random.key(0)), timesteps(images, length=4)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(60, 200, seen.observation.shape).astype(np.uint8)
+    frames[:, 0] = 0 if stacked else 77  # Of one colour.
+    seen = seen._replace(observation=frames)
+    got, _ = jax.jit(agent.unroll)(params, seen, agent.initial_state(B))
+    shown = (slow_stacks(frames, seen.first, 4) if stacked else frames).astype(np.float64)
+    mean, deviation = (f(shown, axis=(2, 3, 4), keepdims=True) for f in (np.mean, np.std))
+    assert deviation.min() == 0
+    read = ((shown - mean) / np.maximum(deviation, 10)).astype(np.float32)
+    on_floats = make_agent(spec(36, 40, shown.shape[-1]), torso=torso)
+    expected, _ = jax.jit(on_floats.unroll)(params, seen._replace(observation=read), {})
+    close(got, expected, atol=1e-4)
+    assert np.ptp(got.value) > 1
+
+
+def test_only_bytes_are_standardised() -> None:
+    network = NetworkConfig(torso="small", pixels="standardised")
+    config = VTraceConfig(network=network)
+    assert algorithms.make_agent(config, spec(36, 40, 3, dtype=BYTE))
+    with pytest.raises(ConfigError, match=r"observes float32: only .*uint8.* --network.pixels sca"):
+        algorithms.make_agent(config, spec(36, 40, 3))
