@@ -21,7 +21,7 @@ from rich.table import Table
 from sebulba import distributed, plan, plan_table, pod, presets, runner, tune
 from sebulba.config import Config, ConfigError
 from sebulba.evaluate import evaluate_run
-from sebulba.rundir import load_config
+from sebulba.rundir import has_checkpoints, load_config
 
 USAGE = """\
 usage: sebulba COMMAND ...
@@ -112,10 +112,7 @@ def _train(words: list[str]) -> None:
     try:
         result = runner.train(config)
     except KeyboardInterrupt:
-        _say(
-            "Interrupted; go on from the last checkpoint with: sebulba train "
-            f"{config.preset} --out {config.out} --resume"
-        )
+        _say(_interrupted(config))
         raise
     assert config.out is not None
     if distributed.is_lead():
@@ -289,6 +286,14 @@ def _presets(words: list[str]) -> None:
     for name, (config, text) in presets.PRESETS.items():
         table.add_row(name, config.env, f"{config.total_steps:,}", text)
     rich.print(table)
+
+
+def _interrupted(config: Config) -> str:
+    assert config.out is not None
+    if not has_checkpoints(config.out):
+        return "Interrupted before the first checkpoint: nothing was saved."
+    command = f"sebulba train {config.preset} --out {config.out} --resume"
+    return f"Interrupted; go on from the last checkpoint with: {command}"
 
 
 def _new_directory(config: Config) -> Path:

@@ -26,19 +26,19 @@ class MetricsWriter:
 
     Args:
       directory: the run's directory; made where it does not exist.
-      resume_update: the update that the run continues from: rows of later updates, which the
-        run is about to repeat, are dropped. None starts a new file.
+      resume_steps: the steps that the run continues from: rows with more, which the run is about
+        to repeat, are dropped. None starts a new file.
 
     Raises:
-      FileExistsError: ``resume_update`` is None and the directory has metrics already.
+      FileExistsError: ``resume_steps`` is None and the directory has metrics already.
     """
 
-    def __init__(self, directory: Path, resume_update: int | None) -> None:
+    def __init__(self, directory: Path, resume_steps: int | None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / FILE_NAME
         purge_steps = None
-        if resume_update is not None:
-            purge_steps = _drop_rows_after(path, resume_update)
+        if resume_steps is not None:
+            purge_steps = _drop_rows_after(path, resume_steps)
         elif path.exists() and path.stat().st_size:
             raise FileExistsError(
                 f"{path} holds the metrics of an earlier run, and a new run starts a new file: "
@@ -100,10 +100,13 @@ def read(directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _drop_rows_after(path: Path, update: int) -> int:
-    """Keep the rows up to ``update``, in one atomic step; returns the steps of the last one."""
+def _drop_rows_after(path: Path, steps: int) -> int:
+    """Keep the rows up to ``steps``, in one atomic step; returns the steps of the last one.
+
+    By steps, since the update stands still while a replay is filled.
+    """
     rows = read(path.parent) if path.exists() else []
-    rows = [row for row in rows if row["update"] <= update]
+    rows = [row for row in rows if row["steps"] <= steps]
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)

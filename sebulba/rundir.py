@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,15 +27,16 @@ class RunDirectory:
     """What a run writes to; nothing, where the config names no directory."""
 
     def __init__(self, config: Config) -> None:
-        """Make the directory, or find what to resume.
+        """Make the directory, or find what to resume; nothing in it changes before ``start``.
 
         Raises:
-          ConfigError: it is in use, cannot be written, or holds nothing to resume. Nothing in it
-            has changed then.
+          ConfigError: another run writes to it, it is not empty, cannot be written, or holds
+            nothing to resume.
         """
         self._config = config
         self._checkpoints: Checkpointer | None = None
         self._metrics: MetricsWriter | None = None
+        self._lock: int | None = None
         if config.out is None:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
@@ -44,7 +46,10 @@ class RunDirectory:
                 check_resumable(config)
             elif is_lead():
                 _make(config.out)
-            self._checkpoints = Checkpointer(checkpoints_in(config.out), config.checkpoint.keep)
+            if is_lead():
+                self._lock = _lock(config.out)
+            if config.resume:
+                self._checkpoints = self._open_checkpoints(config.out)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -65,18 +70,22 @@ class RunDirectory:
         restored, counts = self._checkpoints.restore(turn, state)
         return turn, restored, counts
 
-    def start(self, updates: int) -> None:
-        """Write the config, and go on with the metrics of a run that has done ``updates``.
+    def start(self, steps: int) -> None:
+        """Write the config, and go on with the metrics of a run that has done ``steps``.
 
         Called once all that can be refused has been: only from here on do files change.
         """
-        if self._config.out is None or not is_lead():
+        out = self._config.out
+        if out is None:
             return
-        with _writable(self._config.out):
-            _write_atomically(self._config.out / "config.json", to_json(self._config))
-            self._metrics = MetricsWriter(
-                self._config.out, updates if self._config.resume else None
-            )
+        with _writable(out):
+            if is_lead():
+                _write_atomically(out / "config.json", to_json(self._config))
+                self._metrics = MetricsWriter(out, steps if self._config.resume else None)
+            self._checkpoints = self._checkpoints or self._open_checkpoints(out)
+
+    def _open_checkpoints(self, out: Path) -> Checkpointer:
+        return Checkpointer(checkpoints_in(out), self._config.checkpoint.keep)
 
     def write(self, row: Mapping[str, float | int | None]) -> None:
         """One row of metrics, on the lead host."""
@@ -99,12 +108,15 @@ class RunDirectory:
         """Wait for everything to be written, and raise what went wrong."""
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
+        lock, self._lock = self._lock, None
         try:
             if checkpoints is not None:
                 checkpoints.close()
         finally:
             if metrics is not None:
                 metrics.close()
+            if lock is not None:
+                os.close(lock)
 
     def memory(self, turn: int) -> Path:
         """Where this host's learner keeps its memory (a replay) of a checkpoint."""
@@ -133,6 +145,11 @@ def load_config(directory: Path) -> Config:
         return from_json(path.read_text(), CONFIGS)
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there is a complete checkpoint; unlike the others, this waits for no other host."""
+    return any(path.name.isdigit() for path in checkpoints_in(directory).glob("*"))
 
 
 def checkpoint_turns(directory: Path) -> list[int]:
@@ -215,6 +232,22 @@ def _make(directory: Path) -> None:
             f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
             "another --out, or go on from its last checkpoint with --resume."
         )
+
+
+def _lock(directory: Path) -> int:
+    """Keep other runs out until this descriptor is closed, or the process ends in any way."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another run is writing to {directory}: wait until it has ended, or choose another "
+            "--out."
+        ) from error
+    except OSError:
+        pass  # A file system without locks.
+    return descriptor
 
 
 def _write_atomically(path: Path, text: str) -> None:

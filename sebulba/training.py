@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +58,8 @@ class TrainingRun:
             self._state = hosts.from_all(restored, topology)
             self.updates = int(counts["updates"])
             self._notes.append(learner.load_memory(directory.memory(self._turn)))
-        directory.start(self.updates)
+        steps = int(counts.get("steps", 0))
+        directory.start(steps)
         self._logged_turn = self._turn
         lanes = len(topology.inference) * config.actors_per_device
         self._schedule = Schedule(
@@ -70,7 +72,7 @@ class TrainingRun:
             spec.frame_skip,
             lanes,
             distributed.gather,
-            steps=int(counts.get("steps", 0)),
+            steps=steps,
             episodes=int(counts.get("episodes", 0)),
             seconds=counts.get("seconds", 0.0),
         )
@@ -94,6 +96,8 @@ class TrainingRun:
                 self._start_actors(group)
                 with contextlib.suppress(ShutDown):
                     self._learn(display)
+                if self._interrupted():
+                    display.message("stopping; Ctrl-C again would end without a checkpoint")
             except Exception as error:
                 error.add_note(f"in the learner, update {self.updates}")
                 with contextlib.suppress(Exception):
@@ -102,7 +106,7 @@ class TrainingRun:
             finally:
                 group.close()
             self._finish(display)
-        if self._stop or self._interrupt.signal is not None:
+        if self._interrupted():
             raise KeyboardInterrupt
 
     def local_params(self) -> Params:
@@ -110,6 +114,9 @@ class TrainingRun:
         return jax.tree.map(
             lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
         )
+
+    def _interrupted(self) -> bool:
+        return self._stop or self._interrupt.signal is not None
 
     def _learn(self, display: Progress) -> None:
         config = self._config
@@ -203,6 +210,18 @@ class TrainingRun:
         self._logged_turn = self._turn
         self._directory.write(row)
         display.update(row)
+        self._check_finite(row)
+
+    def _check_finite(self, row: Row) -> None:
+        """Stop where nothing can be learnt any more, before good checkpoints make way."""
+        for name in ("loss", "gradient_norm"):
+            value = row.get(name)
+            if value is not None and not math.isfinite(value):
+                raise FloatingPointError(
+                    f"{name} is {value} by update {self.updates}: training has diverged. The "
+                    "checkpoints are from before; go on from the last one with a smaller "
+                    "--optimiser.learning-rate or --optimiser.max-gradient-norm."
+                )
 
     def _epsilons(self) -> Row:
         if self._exploration is None:

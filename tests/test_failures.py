@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
 
@@ -304,3 +306,19 @@ def test_run_from_another_thread_needs_no_signals() -> None:
     thread.start()
     thread.join()
     assert results[0].updates > 0
+
+
+def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
+    def update(grads: Any, count: Any, params: Any = None) -> Any:
+        step = jnp.where(count < 7, -1e-3, jnp.nan)
+        return jax.tree.map(lambda leaf: step * leaf, grads), count + 1
+
+    breaks = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    config = tiny(
+        total_steps=2000, out=tmp_path, log_every=10**6, checkpoint=CheckpointConfig(every=3)
+    )
+    with pytest.raises(FloatingPointError, match=r"loss is nan by update 9: .*learning-rate"):
+        run(config, optimiser=breaks)
+    saved = Checkpointer(checkpoints_in(tmp_path))
+    assert saved.turns() == [3, 6]
+    assert rows_of(tmp_path)[-1]["loss"] is None

@@ -18,8 +18,8 @@ def row(update: int, **extra: float | int | None) -> dict[str, float | int | Non
     return {"update": update, "steps": update * 100, **extra}
 
 
-def write(directory: Path, updates: range, resume_update: int | None = None) -> None:
-    with MetricsWriter(directory, resume_update) as writer:
+def write(directory: Path, updates: range, resume_steps: int | None = None) -> None:
+    with MetricsWriter(directory, resume_steps) as writer:
         for update in updates:
             writer.write(row(update))
 
@@ -62,9 +62,17 @@ def test_numbers_are_json_of_seven_digits(tmp_path: Path) -> None:
 
 def test_resume_drops_the_rows_it_will_repeat(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6))
-    write(tmp_path, range(4, 8), resume_update=3)
+    write(tmp_path, range(4, 8), resume_steps=300)
     assert updates(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["metrics.jsonl"]
+
+
+def test_resume_drops_rows_in_which_a_replay_was_filled(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, None) as writer:
+        for steps in (5200, 5300, 5400):
+            writer.write({"update": 5, "steps": steps})
+    write(tmp_path, range(54, 55), resume_steps=5200)
+    assert [row["steps"] for row in metrics.read(tmp_path)] == [5200, 5400]
 
 
 def test_resume_mends_a_torn_last_line(tmp_path: Path) -> None:
@@ -72,7 +80,7 @@ def test_resume_mends_a_torn_last_line(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"update": 3, "st')
     assert updates(tmp_path) == [1, 2]
-    write(tmp_path, range(3, 5), resume_update=2)
+    write(tmp_path, range(3, 5), resume_steps=200)
     assert updates(tmp_path) == [1, 2, 3, 4]
 
 
@@ -86,12 +94,12 @@ def test_resume_survives_a_crash_while_it_drops_rows(
 
     monkeypatch.setattr("os.replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        MetricsWriter(tmp_path, 3)
+        MetricsWriter(tmp_path, 300)
     assert updates(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_resume_without_metrics_starts_a_file(tmp_path: Path) -> None:
-    write(tmp_path, range(4, 6), resume_update=3)
+    write(tmp_path, range(4, 6), resume_steps=300)
     assert updates(tmp_path) == [4, 5]
 
 
@@ -130,7 +138,7 @@ def test_tensorboard_gets_the_same_scalars_over_steps(tmp_path: Path) -> None:
 
 def test_tensorboard_forgets_what_a_resume_repeats(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6))
-    write(tmp_path, range(4, 6), resume_update=3)
+    write(tmp_path, range(4, 6), resume_steps=300)
     starts = [event for event in events(tmp_path) if event.HasField("session_log")]
     assert [(event.step, event.session_log.status) for event in starts] == [(301, SessionLog.START)]
     assert [event.step for event in events(tmp_path) if event.HasField("summary")] == [

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 def train(out: Path, total_steps: int, **changes: Any) -> sebulba.TrainResult:
     parts = {
         name: changes.pop(name)
-        for name in ("make_env", "make_learner", "topology")
+        for name in ("agent", "make_env", "make_learner", "topology")
         if name in changes
     }
     parts.setdefault("topology", on(1))
@@ -107,7 +107,7 @@ def test_actors_go_on_with_new_episodes_and_new_random_numbers(tmp_path: Path, l
 
 
 def test_unroll_numbers_go_on(tmp_path: Path) -> None:
-    first = train(tmp_path, 200)
+    first = train(tmp_path, 200, make_env=HookedEnvs())
 
     def fail(env: HookedEnv) -> None:
         if env.steps == 1:
@@ -159,7 +159,8 @@ def test_interrupted_half_way(tmp_path: Path) -> None:
     state, counts = checkpoint(tmp_path, last["update"])
     assert optimiser_counts(state) == {last["update"]}
     assert counts["steps"] == last["steps"]
-    second = train(tmp_path, last["steps"] + 100, resume=True)
+    more = last["steps"] + 100
+    second = train(tmp_path, more, resume=True, make_env=HookedEnvs())
     updates = [row["update"] for row in rows_of(tmp_path)]
     assert updates == sorted(set(updates)) and updates[-1] == second.updates > last["update"]
 
@@ -195,6 +196,35 @@ def test_another_optimiser_is_refused_and_changes_nothing(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"optimiser\.name = adam, not rmsprop"):
         train(tmp_path, 400, optimiser=other, resume=True)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_that_never_started_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    class Agent(sebulba.PolicyAgent):
+        init = interrupt
+
+    spec = HookedEnvs()(1, 0).spec
+    policy = sebulba.distributions.make(spec.action, "tanh")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 200, agent=Agent(tiny().network, spec, policy))
+    assert list(tmp_path.iterdir()) == []
+    train(tmp_path, 200)
+
+
+def test_one_run_at_a_time_writes_to_a_directory(tmp_path: Path) -> None:
+    refused = []
+
+    def resume_too(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 1:
+            with pytest.raises(ConfigError) as caught:
+                train(tmp_path, 1000, resume=True, make_env=HookedEnvs())
+            refused.append(str(caught.value))
+
+    train(tmp_path, 200, make_env=HookedEnvs())
+    train(tmp_path, 400, resume=True, make_env=HookedEnvs(on_step=resume_too))
+    assert len(refused) == 1 and f"another run is writing to {tmp_path}" in refused[0]
 
 
 PROGRAM = """
@@ -247,6 +277,7 @@ def test_signal_to_a_process(number: int, tmp_path: Path) -> None:
     assert time.monotonic() - sent < 5
     assert process.returncode == 130
     assert "Traceback" not in output
+    assert "stopping; Ctrl-C again would end without a checkpoint" in output
     assert f"sebulba train vtrace-catch --out {tmp_path / 'run'} --resume" in output
     resume(tmp_path / "run")
 
