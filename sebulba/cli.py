@@ -38,6 +38,14 @@ usage: sebulba COMMAND ...
 On several hosts, start the same train command on each of them. JAX finds the others on Cloud TPU
 slices and under SLURM; elsewhere, add --coordinator HOST:PORT --num-processes N --process-id I.
 """
+TRAIN_USAGE = """\
+usage: sebulba train PRESET [options]
+
+  --coordinator HOST:PORT   on each of several hosts, where JAX does not find the others by itself:
+  --num-processes N         where process 0 is, how many there are,
+  --process-id I            and which this one is, from 0
+  and every option of the preset
+"""
 PLAN_USAGE = """\
 usage: sebulba plan PRESET --slice NAME [options]
 
@@ -100,6 +108,7 @@ def _train(words: list[str]) -> None:
         sys.exit(0 if words else 2)
     default = _preset(words[0], "train")
     launch, options = _launch(words[1:])
+    _help(words[1:], TRAIN_USAGE)
     config = parse(default, options)
     distributed.initialise(launch.coordinator, launch.num_processes, launch.process_id)
     if config.out is None and distributed.num_hosts() > 1:
@@ -146,28 +155,38 @@ def parse(default: Config, words: Sequence[str]) -> Config:
     if config.resume and config.out is not None:
         saved = load_config(config.out)
         if saved.preset != default.preset:
+            command = f"sebulba train {saved.preset} --out {config.out} --resume"
             raise ConfigError(
-                f"{config.out} was trained with the preset {saved.preset}, not "
-                f"{default.preset}: resume it with: sebulba train {saved.preset} --out "
-                f"{config.out} --resume"
+                f"{config.out} was trained with the preset {saved.preset!r}, not "
+                f"{default.preset!r}: resume it "
+                + (f"with: {command}" if saved.preset else "from Python, where it was configured.")
             )
         config = _parse(dataclasses.replace(saved, resume=False), words)
     return config
 
 
-def _parse(default: Config, words: Sequence[str]) -> Config:
+def _parse(default: Config, words: Sequence[str], command: str = "train") -> Config:
     return tyro.cli(
         type(default),
         default=default,
         args=words,
-        prog=f"sebulba train {default.preset}",
+        prog=f"sebulba {command} {default.preset}",
         description=type(default).__doc__,
     )
 
 
+def _help(words: Sequence[str], usage: str) -> None:
+    """Print what the help on a preset's options, which comes next, does not know of."""
+    if {"-h", "--help"} & set(words):
+        print(usage)
+
+
 @dataclasses.dataclass(frozen=True)
 class PodOptions:
-    """Run a command in several local processes, as hosts of a pod: for development and tests."""
+    """Train in several local processes, as hosts of a pod: for development and tests.
+
+    The command comes after a --, as in: sebulba pod --hosts 2 -- train PRESET --out DIR
+    """
 
     hosts: int = 2
     devices_per_host: int = 4
@@ -207,7 +226,8 @@ def _plan(words: list[str]) -> None:
     parser.add_argument("--steps-per-core", type=float, default=plan.STEPS_PER_CORE)
     parser.add_argument("--json", action="store_true")
     options, rest = parser.parse_known_args(words[1:])
-    config = _parse(default, rest)
+    _help(rest, PLAN_USAGE)
+    config = _parse(default, rest, "plan")
     # The compiler works for devices that are not here; those that are must be left alone.
     jax.config.update("jax_platforms", "cpu")
     made = plan.make(config, options.slice, options.steps_per_core)
@@ -228,7 +248,8 @@ def _tune(words: list[str]) -> None:
     options, rest = parser.parse_known_args(words[1:])
     if options.seconds <= 0:
         raise ConfigError(f"seconds is {options.seconds}: it must be above 0. Set --seconds.")
-    config = _parse(default, rest)
+    _help(rest, TUNE_USAGE)
+    config = _parse(default, rest, "tune")
     trials = []
     with tune.TrainingRate(options.seconds) as measure:
         for trial in tune.search(config, measure):
@@ -268,7 +289,9 @@ def _evaluate(words: list[str]) -> None:
     )
     if options.json:
         summary = {"update": result.update, "greedy": options.greedy, **result.summary()}
-        print(json.dumps({**summary, "returns": result.returns.tolist()}))
+        if options.episodes == 1:
+            summary["standard_error"] = None
+        print(json.dumps({**summary, "returns": result.returns.tolist()}, allow_nan=False))
         return
     how = " · greedy" if options.greedy else ""
     table = Table(title=f"{options.run_dir} · update {result.update}{how}", min_width=36)

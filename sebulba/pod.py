@@ -30,19 +30,24 @@ class Exit:
 def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exit]:
     """Run ``sebulba ARGUMENTS`` in ``hosts`` processes; returns their ends in order of time.
 
-    Output lines get the number of their host in front. SIGINT and SIGTERM are passed on. Once one
-    process has failed, the others are killed if they have not ended by themselves in time.
+    Output lines get the number of their host in front. SIGINT and SIGTERM are passed on; the
+    second kills the processes. Once one has failed, the others are killed if they have not ended by
+    themselves in time.
     """
     coordinator = f"127.0.0.1:{_free_port()}"
     processes = [
         _start(host, hosts, devices_per_host, coordinator, arguments) for host in range(hosts)
     ]
     printers = [_print_from(host, process) for host, process in enumerate(processes)]
-    with Interrupt().listen() as interrupt:
-        exits = _wait(processes, interrupt)
-    for printer in printers:
-        printer.join()
-    return exits
+    try:
+        with Interrupt().listen() as interrupt:
+            return _wait(processes, interrupt)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        for printer in printers:
+            printer.join()
 
 
 def _start(

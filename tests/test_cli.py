@@ -135,7 +135,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "bad value for the environment": (
         ["--env", "sebulba/Memory", "--env-options", "num_cues", "1"],
-        ["num_cues is 1", "at least 2"],
+        ["num_cues is 1", "2 or more"],
     ),
     "wrong type": (["--total-steps", "many"], ["many", "--total-steps"]),
     "wrong choice": (["--policy-lag", "2"], ["2", "--policy-lag", "none"]),
@@ -304,7 +304,29 @@ def test_eval_reports_the_true_return(finished: Path, capfd: pytest.CaptureFixtu
     found = json.loads(capfd.readouterr().out)
     assert len(found["returns"]) == found["episodes"] == 7
     assert found["mean"] == pytest.approx(sum(found["returns"]) / 7)
+    assert call(["eval", str(finished), "--episodes", "1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out, parse_constant=pytest.fail)["standard_error"] is None
     assert fingerprint(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["train", "vtrace-catch", "--help"], ["usage: sebulba train vtrace-catch", "--lambda "]),
+        (["train", "vtrace-catch", "--help"], ["--coordinator", "--num-processes", "--process-id"]),
+        (["tune", "vtrace-catch", "--help"], ["usage: sebulba tune vtrace-catch", "--seconds"]),
+        (["tune", "vtrace-catch", "--help"], ["--write", "--unroll-length"]),
+        (["plan", "vtrace-catch", "-h"], ["usage: sebulba plan vtrace-catch", "--slice", "--json"]),
+        (["pod", "--help"], ["usage: sebulba pod", "-- train PRESET", "--hosts"]),
+    ],
+)
+def test_help_of_a_command_has_all_its_options(
+    words: list[str], texts: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(words) == 0
+    output = capfd.readouterr().out
+    for text in texts:
+        assert text in output
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["train", "--help"], ["presets"]])

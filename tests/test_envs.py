@@ -271,6 +271,8 @@ def test_an_unknown_id_lists_close_ones(env_id: str, close: str) -> None:
     [
         ("sebulba/Memory", {"dely": 3}, "'dely': close ones are delay"),
         ("sebulba/Memory", {"delay": -1}, "delay is -1"),
+        ("sebulba/Memory", {"delay": 1.5}, "delay is 1.5"),
+        (BREAKOUT, {"frame_skip": 0}, "frame_skip is 0"),
         ("sebulba/Memory", {"num_cues": 1}, "num_cues is 1"),
         ("CartPole-v1", {"max_episode_step": 3}, "'max_episode_step': .*max_episode_steps"),
         ("CartPole-v1", {"zzz": 3}, "'zzz': known: base_path"),

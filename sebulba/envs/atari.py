@@ -56,6 +56,8 @@ def atari_options(protocol: str, frame_skip: int, options: Mapping[str, Any]) ->
             f"atari_protocol is {protocol!r}, but must be one of {', '.join(PROTOCOLS)}."
         )
     frame_skip = options.get("frame_skip", frame_skip)
+    if frame_skip < 1:
+        raise ValueError(f"frame_skip is {frame_skip}, but must be at least 1: 4 is usual.")
     merged = {
         "max_episode_steps": MAX_FRAMES // frame_skip,
         **PROTOCOLS[protocol],

@@ -21,10 +21,10 @@ class Memory:
     """
 
     def __init__(self, num_envs: int, seed: int, *, num_cues: int = 2, delay: int = 10) -> None:
-        if num_cues < 2:
-            raise ValueError(f"num_cues is {num_cues}, but must be at least 2 to have a choice.")
-        if delay < 0:
-            raise ValueError(f"delay is {delay}, but must be at least 0 steps.")
+        if not isinstance(num_cues, int) or num_cues < 2:
+            raise ValueError(f"num_cues is {num_cues!r}, but must be a whole number, 2 or more.")
+        if not isinstance(delay, int) or delay < 0:
+            raise ValueError(f"delay is {delay!r}, but must be a whole number of steps, 0 or more.")
         self._clock = EpisodeClock(num_envs, length=delay + 2)
         self._rng = np.random.default_rng(seed)
         self._cue = np.zeros(num_envs, np.int64)
