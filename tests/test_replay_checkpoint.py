@@ -32,7 +32,7 @@ def test_a_replay_is_restored_exactly(kind: str, unrolls: int, tmp_path: Path) -
     replay.save(tmp_path / "5")
     replay.finish()
     other = new_replay(kind)
-    assert other.load(tmp_path / "5")
+    assert other.load(tmp_path / "5") is None
     assert_equal(everything(other), everything(replay))
     feeds = Feed(77), Feed(77)
     due = feeds[0].into(replay, 5), feeds[1].into(other, 5)
@@ -66,7 +66,7 @@ def test_a_snapshot_is_the_replay_at_the_moment_of_saving(
     turns.release(1000)
     replay.finish()
     saved = new_replay(kind)
-    assert saved.load(tmp_path / "1")
+    assert saved.load(tmp_path / "1") is None
     assert_equal(everything(saved), expected)
 
 
@@ -91,7 +91,7 @@ def test_inserts_race_with_the_writer(
     feed.into(replay, 40)
     replay.finish()
     saved = new_replay(kind)
-    assert saved.load(tmp_path / "1")
+    assert saved.load(tmp_path / "1") is None
     assert_equal(everything(saved), expected)
 
 
@@ -132,14 +132,14 @@ def test_a_half_written_snapshot_is_not_read(tmp_path: Path) -> None:
     half = tmp_path / "2.tmp"
     (tmp_path / "1").rename(half)
     fresh = new_replay()
-    assert not fresh.load(tmp_path / "2") and not fresh.load(tmp_path / "1")
+    assert "starts empty" in str(fresh.load(tmp_path / "2"))
     assert fresh.sizes() == [0, 0]
     # The next one that is complete takes its place.
     (half / "unrolls_0_0.npy").write_bytes(b"half")
     replay.save(tmp_path / "2")
     replay.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    assert fresh.load(tmp_path / "2")
+    assert fresh.load(tmp_path / "2") is None
     assert_equal(everything(fresh), everything(replay))
 
 
@@ -164,7 +164,7 @@ def test_a_replay_of_another_size_is_not_read(other: str, tmp_path: Path) -> Non
     replay.finish()
     fresh = OTHERS[other]()
     before = everything(fresh)
-    assert not fresh.load(tmp_path / "1")
+    assert "no replay of this size" in str(fresh.load(tmp_path / "1"))
     assert_equal(everything(fresh), before)
 
 
@@ -197,5 +197,32 @@ def test_a_full_disk_is_raised_and_leaves_the_snapshot_before(tmp_path: Path) ->
             replay.finish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert new_replay(replay={"capacity": 2_000}).load(tmp_path / "1")
-    assert not new_replay(replay={"capacity": 2_000}).load(tmp_path / "2")
+    assert new_replay(replay={"capacity": 2_000}).load(tmp_path / "1") is None
+    again = new_replay(replay={"capacity": 2_000}).load(tmp_path / "2")
+    assert again == "the replay is that of turn 1: a later one was not complete"
+
+
+def test_all_hosts_go_on_with_a_replay_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill may leave the hosts with snapshots of different turns, or one of them with none."""
+    replay, feed = new_replay(), Feed(0)
+    feed.into(replay, 9)
+    replay.save(tmp_path / "8")
+    replay.finish()
+
+    def fresh(*others: object) -> tuple[HostReplay, str | None]:
+        answers = iter(others)
+        gather = lambda mine: np.stack([mine, np.array(next(answers))])  # noqa: E731
+        monkeypatch.setattr("sebulba.distributed.gather", gather)
+        again = new_replay()
+        return again, again.load(tmp_path / "8")
+
+    again, note = fresh(-1)
+    assert again.sizes() == [0, 0] and again.inserted == 0
+    assert note is not None and "(host(s) [1]): it starts empty" in note
+    fewer = [replay.inserted - 4, replay.learned_from - 4, 3, 2]
+    again, note = fresh(4, fewer)
+    assert again.sizes() == replay.sizes()
+    assert [again.inserted, again.learned_from, again.trained] == [*fewer[:2], 0]
+    assert note == "the replay is that of turn 4: a later one was not complete"

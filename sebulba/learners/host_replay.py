@@ -8,11 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from sebulba import distributed
 from sebulba.config import ConfigError, R2D2Config
+from sebulba.learners import snapshot
 from sebulba.learners.base import Delivery
 from sebulba.learners.memory import check_memory
 from sebulba.learners.replay import ReplayShard, Sample
-from sebulba.learners.snapshot import Snapshot, load
 from sebulba.learners.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
 from sebulba.topology import Topology
 from sebulba.types import Agent, EnvSpec, Timestep, Trajectory
@@ -62,7 +63,7 @@ class HostReplay:
         self.learned_from = 0
         self.trained = 0
         self._samples = 0
-        self._snapshot: Snapshot | None = None
+        self._snapshot: snapshot.Snapshot | None = None
 
     def insert(self, deliveries: Sequence[Delivery], errors: Errors, priority: Priority) -> int:
         """Insert a turn's unrolls; returns how many updates are due now, by counting."""
@@ -120,15 +121,27 @@ class HostReplay:
         """
         self.finish()
         counts = [self.inserted, self.learned_from, self.trained, self._samples]
-        self._snapshot = Snapshot(path, self._shards, np.array(counts))
+        self._snapshot = snapshot.Snapshot(path, self._shards, np.array(counts))
 
-    def load(self, path: Path) -> bool:
-        """Read what ``save`` wrote; False where there is nothing of this host and size."""
-        counts = load(path, self._shards)
-        if counts is None:
-            return False
+    def load(self, path: Path) -> str | None:
+        """Read ``path``, or the last that ``save`` completed beside it, on all hosts or on none.
+
+        A host's writing may have been cut short; the counts, from which all hosts tell alike how
+        many updates are due, are then those of the host with the fewest.
+
+        Returns:
+          A line to print where it was not ``path`` that was read.
+        """
+        found = snapshot.newest(path.parent, self._shards)
+        turns = distributed.gather(np.array(int(found.name) if found else -1))
+        if found is None or turns.min() < 0:
+            hosts = np.flatnonzero(turns < 0).tolist()
+            return f"no replay of this size in {path.parent} (host(s) {hosts}): it starts empty"
+        counts = distributed.gather(snapshot.load(found, self._shards)).min(axis=0)
         self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
-        return True
+        if set(turns.tolist()) == {int(path.name)}:
+            return None
+        return f"the replay is that of turn {turns.min()}: a later one was not complete"
 
     def _updates(self) -> int:
         """Updates that were due so far: from the whole count, so that no rounding adds up."""
@@ -138,8 +151,8 @@ class HostReplay:
     def finish(self) -> None:
         """Wait for a save under way, and raise what went wrong in it."""
         if self._snapshot is not None:
-            snapshot, self._snapshot = self._snapshot, None
-            snapshot.finish()
+            under_way, self._snapshot = self._snapshot, None
+            under_way.finish()
 
 
 def _block_shapes(config: R2D2Config, agent: Agent, spec: EnvSpec, num_envs: int) -> Block:

@@ -131,9 +131,7 @@ class R2D2Learner(Learner):
 
     def load_memory(self, path: Path) -> str | None:
         """Read the replay, where ``config.checkpoint.replay`` says so."""
-        if not self._config.checkpoint.replay or self.replay.load(path):
-            return None
-        return f"no replay of this size in {path}: it starts empty"
+        return self.replay.load(path) if self._config.checkpoint.replay else None
 
     def close(self) -> None:
         """Wait for the replay to be written."""

@@ -109,24 +109,34 @@ class Snapshot:
         return [np.array(block) for block in self._shards[shard].storage.blocks(lane, slot)]
 
 
-def load(path: Path, shards: Sequence[ReplayShard]) -> np.ndarray | None:
-    """Fill empty shards from a snapshot; returns its counts.
-
-    None, and the shards as they were, where there is no snapshot of as many shards of this size.
-    """
-    files = [path / f"state_{number}.npz" for number in range(len(shards) + 1)]
+def newest(directory: Path, shards: Sequence[ReplayShard]) -> Path | None:
+    """The last complete snapshot in ``directory``, if it is of as many shards of this size."""
+    turns = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
+    if not turns:
+        return None
+    path = directory / str(max(turns))
+    files = _state_files(path, len(shards) + 1)
     if not all(file.exists() for file in files[:-1]) or files[-1].exists():
         return None
-    states = [dict(np.load(file)) for file in files[:-1]]
-    unrolls = [_read_unrolls(path, number, shard) for number, shard in enumerate(shards)]
-    if not all(map(_fits, shards, states, unrolls)):
-        return None
-    for shard, state, leaves in zip(shards, states, unrolls, strict=True):
-        shard.load_state(state)
-        for number, (lane, slot) in enumerate(shard.used()):
-            shard.storage.load(lane, slot, [leaf[number] for leaf in leaves])
+    fits = all(_fits(path, number, shard) for number, shard in enumerate(shards))
+    return path if fits else None
+
+
+def load(path: Path, shards: Sequence[ReplayShard]) -> np.ndarray:
+    """Fill empty shards from a snapshot of theirs; returns its counts."""
+    for number, (shard, file) in enumerate(
+        zip(shards, _state_files(path, len(shards)), strict=True)
+    ):
+        shard.load_state(dict(np.load(file)))
+        leaves = _read_unrolls(path, number, shard)
+        for index, (lane, slot) in enumerate(shard.used()):
+            shard.storage.load(lane, slot, [leaf[index] for leaf in leaves])
     counts: np.ndarray = np.load(path / "counts.npy")
     return counts
+
+
+def _state_files(path: Path, count: int) -> list[Path]:
+    return [path / f"state_{number}.npz" for number in range(count)]
 
 
 def _read_unrolls(path: Path, number: int, shard: ReplayShard) -> list[np.ndarray]:
@@ -135,10 +145,11 @@ def _read_unrolls(path: Path, number: int, shard: ReplayShard) -> list[np.ndarra
     return [np.load(file, mmap_mode="r") for file in files if file.exists()]
 
 
-def _fits(shard: ReplayShard, state: dict[str, np.ndarray], leaves: list[np.ndarray]) -> bool:
-    blocks = zip(leaves, shard.storage.blocks(0, 0), strict=False)
+def _fits(path: Path, number: int, shard: ReplayShard) -> bool:
+    geometry = np.load(_state_files(path, number + 1)[-1])["geometry"]
+    blocks = zip(_read_unrolls(path, number, shard), shard.storage.blocks(0, 0), strict=False)
     same_blocks = all(leaf.shape[1:] == block.shape for leaf, block in blocks)
-    return same_blocks and np.array_equal(state["geometry"], shard.geometry)
+    return same_blocks and np.array_equal(geometry, shard.geometry)
 
 
 def _file(directory: Path, shard: int, leaf: int) -> Path:
