@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -233,6 +234,19 @@ def test_checkpoints_of_turns_without_updates_have_their_counts(tmp_path: Path) 
     assert latest is not None and result.updates < latest
     counts = checkpoints.counts(latest)
     assert counts["steps"] == rows_of(tmp_path)[-1]["steps"]
+
+
+def test_too_few_steps_to_learn_anything_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny(replay=ReplayConfig(capacity=120, min_size=100), log_every=1)
+    enough = sebulba.train(config, topology=on(1))
+    assert "learning starts after" not in capfd.readouterr().out
+    first = next(row["steps"] for row in enough.metrics if row["update"])
+    few = dataclasses.replace(config, total_steps=300)
+    assert sebulba.train(few, topology=on(1)).updates == 0
+    said = capfd.readouterr().out
+    found = re.search(r"total_steps is 300, but learning starts after about (\d+)", said)
+    # One step in ten is an auto-reset, which is not counted.
+    assert found is not None and float(found[1]) * 0.9 == pytest.approx(first, abs=60)
 
 
 def test_a_replay_that_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class HostReplay:
 
     Attributes:
       memory: one line on the memory it takes.
+      steps_to_fill: agent steps of all hosts, or a few less, until learning starts.
       inserted: sequences completed so far.
       learned_from: those among them that made updates due, since learning started.
       trained: sequences that updates have learned from.
@@ -49,6 +50,8 @@ class HostReplay:
         span = config.sequence_length // config.unroll_length
         slots = -(-config.replay.capacity // (lanes * config.envs_per_actor)) + span
         geometry = Geometry(lanes, slots, num_envs, span)
+        steps = config.unroll_length * topology.num_hosts
+        self.steps_to_fill = steps * (span * lanes * config.envs_per_actor + config.replay.min_size)
         shapes = _block_shapes(config, agent, spec, num_envs)
         placement = config.replay.placement
         self.memory = check_memory(nbytes(shapes, geometry) * len(devices), placement, devices)

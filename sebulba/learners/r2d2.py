@@ -120,8 +120,15 @@ class R2D2Learner(Learner):
         return self.replay.metrics()
 
     def describe(self) -> str:
-        """What the replay takes."""
-        return self.replay.memory
+        """What the replay takes, and whether there are enough steps to learn from it."""
+        total, start = self._config.total_steps, self.replay.steps_to_fill
+        if total > start:
+            return self.replay.memory
+        return (
+            f"{self.replay.memory}\ntotal_steps is {total:,}, but learning starts after about "
+            f"{start:,}, once the replay holds min_size sequences: hardly anything will be learnt. "
+            "Raise --total-steps or lower --replay.min-size."
+        )
 
     def save_memory(self, path: Path) -> None:
         """Write the replay, where ``config.checkpoint.replay`` says so."""
