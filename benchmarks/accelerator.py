@@ -1,9 +1,10 @@
 """All there is to measure on a machine with an accelerator, in one command that needs nobody.
 
-    python benchmarks/accelerator.py --out benchmarks/results/h200
-    python benchmarks/accelerator.py --out benchmarks/results/h200 --stages atari pong --minutes 5
+    python benchmarks/accelerator.py --out benchmarks/results/gpu
+    python benchmarks/accelerator.py --out benchmarks/results/gpu --stages atari pong --minutes 5
 
-Each stage is some commands, one after the other; what they print goes to OUT/STAGE.log:
+It needs matplotlib. Each stage is some commands, one after the other; what they print goes to
+OUT/STAGE.log:
 
   atari, shallow, r2d2   for vtrace-atari, vtrace-atari-shallow and r2d2-atari-small: `sebulba
                          tune`, then throughput.py with the setting that it found

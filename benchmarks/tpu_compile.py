@@ -93,7 +93,7 @@ def _markdown(results: dict[str, Any]) -> str:
             f"\n## {made['preset']} on {made['slice']}\n\n{made['shape']} chips, {made['hosts']} "
             f"host(s) of {made['devices_per_host']} devices and {made['cpus_per_host']} CPUs. "
             f"Training chooses **{made['chosen']}** by itself"
-            + (f" ({made['chosen_note']})" if made["chosen_note"] else "")
+            + (made["chosen_note"] or "").removeprefix(made["chosen"]).rstrip(".")
             + f". Recommended: **{made['recommended']}**: {made['why']}.\n\n{_HEADER}"
         )
         for row in made["rows"]:
