@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from sebulba import distributions, envs, inference, learners, losses, networks, presets
-from sebulba.agent import PolicyAgent, PolicyValue
+from sebulba.agent import Behaviour, PolicyAgent, PolicyValue
 from sebulba.config import (
     CheckpointConfig,
     Config,
@@ -42,6 +42,7 @@ __all__ = [
     "ActorOutput",
     "Agent",
     "ArraySpec",
+    "Behaviour",
     "BoxSpec",
     "CheckpointConfig",
     "Config",

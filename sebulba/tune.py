@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from sebulba import placement
 from sebulba.config import Config, ConfigError, R2D2Config
 from sebulba.runner import cpu_cores, train
 
@@ -68,14 +69,22 @@ def search(config: Config, measure: Measure) -> Iterator[Trial]:
             best = max(best, trial, key=lambda each: each.steps_per_second)
 
 
+def _lanes(config: Config) -> int:
+    """Actors of this host."""
+    return config.actors_per_device * len(placement.choose(config).topology.inference)
+
+
 def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
     cores = cpu_cores()
+    changed: dict[str, Any] = dict(setting)
+    lanes = _lanes(dataclasses.replace(config, **changed))
     if name == "envs_per_actor":
         return [config.batch_size // parts for parts in (1, 2) if config.batch_size % parts == 0]
     if name == "actors_per_device":
         # More than two for each core only wait for one another.
-        return [count for count in (1, 2, 3, 4, 8, 16) if count <= 2 * cores]
-    share = max(1, cores // setting["actors_per_device"])
+        devices = lanes // setting[name]
+        return [count for count in (1, 2, 3, 4, 8, 16) if count * devices <= 2 * cores]
+    share = max(1, cores // lanes)
     # With 0, which was tried, every actor has its share.
     return sorted({1, share, cores} - ({share} if setting[name] == 0 else set()))
 
@@ -142,8 +151,9 @@ def _rate(config: Config, turns: int) -> float:
 
 def _turns_at_start(config: Config) -> int:
     """Turns that learn nothing yet, or from unrolls that waited for the first compilation."""
-    unrolls = config.actors_per_device * (config.queue_size + 1)
+    lanes = _lanes(config)
+    unrolls = lanes * (config.queue_size + 1)
     if isinstance(config, R2D2Config):  # Every actor has a whole sequence, and they a batch.
-        unrolls += config.actors_per_device * (config.sequence_length // config.unroll_length + 1)
+        unrolls += lanes * (config.sequence_length // config.unroll_length + 1)
         unrolls += config.sequences_per_update // config.envs_per_actor
     return -(-unrolls * config.envs_per_actor // config.batch_size)
