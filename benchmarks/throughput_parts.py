@@ -21,7 +21,7 @@ import optax
 
 import sebulba
 from sebulba import algorithms, allocator, envs, placement
-from sebulba.config import Config, R2D2Config, validate
+from sebulba.config import Config, R2D2Config
 from sebulba.inference import ActorProgram
 from sebulba.learners import Delivery, make_optimiser
 from sebulba.runner import default_make_env
@@ -38,6 +38,7 @@ from sebulba.types import (
     Timestep,
     Trajectory,
 )
+from sebulba.validation import validate
 
 Measurement = dict[str, Any]
 Measure = Callable[[float], Measurement]

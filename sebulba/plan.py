@@ -14,11 +14,12 @@ import jax
 
 from sebulba import placement, runner, tpu
 from sebulba.compiler import Program, Refused, inspect
-from sebulba.config import Config, ConfigError, R2D2Config, validate
+from sebulba.config import Config, ConfigError, R2D2Config
 from sebulba.programs import lower
 from sebulba.roofline import Estimate, Machine, estimate
 from sebulba.topology import Topology
 from sebulba.types import EnvSpec
+from sebulba.validation import validate
 
 STEPS_PER_CORE = 1500.0
 """Agent steps/s of EnvPool on one core: Breakout-v5, measured on a two-core AMD EPYC VM."""

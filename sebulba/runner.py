@@ -9,7 +9,7 @@ from collections.abc import Callable
 import optax
 
 from sebulba import algorithms, allocator, distributed, envs, placement
-from sebulba.config import Config, ConfigError, VTraceConfig, validate
+from sebulba.config import Config, ConfigError, VTraceConfig
 from sebulba.display import Progress
 from sebulba.learners import Learner, make_optimiser
 from sebulba.meter import Row
@@ -17,6 +17,7 @@ from sebulba.rundir import RunDirectory
 from sebulba.topology import Topology
 from sebulba.training import TrainingRun
 from sebulba.types import Agent, Env, EnvSpec, MakeEnv, Params
+from sebulba.validation import validate
 
 OWN_ENV = "(make_env)"
 """``Config.env`` of a run whose environments were given as ``make_env``."""

@@ -20,8 +20,8 @@ from sebulba.config import (
     VTraceConfig,
     from_json,
     to_json,
-    validate,
 )
+from sebulba.validation import validate
 
 
 def changed(path: str, value: Any) -> VTraceConfig:
