@@ -102,10 +102,10 @@ def measure(stage: str, options: Options, log: TextIO) -> bool:
 
 
 def pieces(stage: str, options: Options, log: TextIO) -> bool:
-    """Training with updates of 1, 4 and 16 pieces."""
+    """Training with updates of 1, 4 and 8 pieces."""
     preset = PRESETS["atari"]
     sweep = [
-        *(f"{HERE / 'sweep.py'}", preset, "gradient-accumulation", "1", "4", "16"),
+        *(f"{HERE / 'sweep.py'}", preset, "gradient-accumulation", "1", "4", "8"),
         *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
         *("--out", f"{options.out / f'sweep_{preset}_pieces'.replace('-', '_')}"),
     ]

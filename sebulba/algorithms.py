@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import optax
 
-from sebulba import distributions
+from sebulba import distributions, envs
 from sebulba.agent import PolicyAgent, QAgent, epsilon_greedy
 from sebulba.config import Config, ConfigError, R2D2Config, VTraceConfig
 from sebulba.inference import Exploration, epsilon_ladder
@@ -86,7 +86,7 @@ def _distribution(config: Config, spec: EnvSpec) -> distributions.Distribution:
 
 def _check_observation(config: Config, spec: EnvSpec) -> None:
     observation = spec.observation
-    if isinstance(observation, dict) and set(observation) == {"observation", "action"}:
+    if envs.has_action(spec):
         observation = observation["observation"]
     shapes = (
         {name: tuple(array.shape) for name, array in observation.items()}
@@ -105,10 +105,13 @@ def _check_observation(config: Config, spec: EnvSpec) -> None:
         return
     rank = 2 if network.frame_stack > 1 else len(shapes)
     if len(shapes) != rank or rank not in (2, 3) or min(shapes[:2]) < 36:
+        colour = len(shapes) == 3 and min(shapes[:2]) >= 36
         raise ConfigError(
             f"{config.env} observes an array of shape {shapes}: torso {network.torso} takes images "
             "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
-            "[height, width, channels]. Set --network.torso mlp --network.frame-stack 1."
+            "[height, width, channels]. Set "
+            + ("" if colour else "--network.torso mlp ")
+            + "--network.frame-stack 1."
         )
     if network.pixels == "standardised" and observation.dtype != np.uint8:
         raise ConfigError(

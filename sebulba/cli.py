@@ -38,13 +38,12 @@ usage: sebulba COMMAND ...
 On several hosts, start the same train command on each of them. JAX finds the others on Cloud TPU
 slices and under SLURM; elsewhere, add --coordinator HOST:PORT --num-processes N --process-id I.
 """
-TRAIN_USAGE = """\
-usage: sebulba train PRESET [options]
+LAUNCH_USAGE = """\
+On each of several hosts, where JAX does not find the others by itself:
 
-  --coordinator HOST:PORT   on each of several hosts, where JAX does not find the others by itself:
-  --num-processes N         where process 0 is, how many there are,
-  --process-id I            and which this one is, from 0
-  and every option of the preset
+  --coordinator HOST:PORT   of process 0
+  --num-processes N         how many there are
+  --process-id I            which one this is, from 0
 """
 PLAN_USAGE = """\
 usage: sebulba plan PRESET --slice NAME [options]
@@ -108,7 +107,7 @@ def _train(words: list[str]) -> None:
         sys.exit(0 if words else 2)
     default = _preset(words[0], "train")
     launch, options = _launch(words[1:])
-    _help(words[1:], TRAIN_USAGE)
+    _help(words[1:], LAUNCH_USAGE)
     config = parse(default, options)
     distributed.initialise(launch.coordinator, launch.num_processes, launch.process_id)
     if config.out is None and distributed.num_hosts() > 1:

@@ -37,8 +37,8 @@ class NetworkConfig:
     frame_stack: int = 1
     """Last frames that the network sees, stacked on the device; cleared at episode starts."""
     pixels: Literal["scaled", "standardised"] = "scaled"
-    """How convolutions read uint8 images. scaled: as 0 to 1; standardised: less the mean of all
-    that is observed, and divided by its standard deviation."""
+    """How convolutions read uint8 images. scaled: as 0 to 1; standardised: less the mean of the
+    observation (all its stacked frames), divided by its standard deviation (at least 10)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the network's arithmetic; parameters and losses stay float32."""
     squash: Literal["tanh", "clip"] = "tanh"

@@ -49,6 +49,7 @@ def conv2d(
     strides: int | Sequence[int] = 1,
     padding: str | Sequence[Sequence[int]] = "SAME",
     data_format: DataFormat = "NHWC",
+    offset: Array | None = None,
 ) -> Array:
     """Cross-correlates images with a kernel, as `lax.conv_general_dilated` does.
 
@@ -61,12 +62,15 @@ def conv2d(
       strides: one for both axes, or (vertical, horizontal).
       padding: "SAME", "VALID" or ((top, bottom), (left, right)).
       data_format: of x alone. A stack of frames is cheaper as planes than pixel by pixel.
+      offset: [B], subtracted from the pixels of each image before they are padded with zeros, or
+        None. For integer images alone; it has no gradient.
 
     Returns:
       [B, OH, OW, O] in the promoted dtype of x and kernel. Differentiable in reverse mode.
 
     Raises:
-      ValueError: the ranks, the channels or the strides do not fit.
+      ValueError: the ranks, the channels or the strides do not fit, or images with an offset are
+        not integers.
     """
     channel = data_format.index("C")
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[channel] != kernel.shape[2]:
@@ -77,12 +81,14 @@ def conv2d(
         )
     dtype = kernel.dtype
     if jnp.issubdtype(x.dtype, jnp.floating):
+        if offset is not None:
+            raise ValueError(f"x is {x.dtype} and has an offset: subtract it from x yourself")
         dtype = jnp.promote_types(x.dtype, kernel.dtype)
         x, channel = jnp.moveaxis(x, channel, 3).astype(dtype), 3
     steps = pair_of(strides)
     size = x.shape[1:3] if channel == 3 else x.shape[2:]
     pads = pads_of(size, kernel.shape[:2], steps, padding)
-    y = _conv(Form(steps, pads, channel), x, kernel.astype(dtype))
+    y = _conv(Form(steps, pads, channel), x, kernel.astype(dtype), offset)
     return y if bias is None else y + bias.astype(dtype)
 
 
@@ -91,36 +97,45 @@ def conv2d(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv(form: Form, x: Array, kernel: Array) -> Array:
+def _conv(form: Form, x: Array, kernel: Array, offset: Array | None) -> Array:
     cpu, native = partial(_cpu_conv, form), partial(_native_conv, form)
-    y: Array = lax.platform_dependent(x, kernel, cpu=cpu, default=native)
+    y: Array = lax.platform_dependent(x, kernel, offset, cpu=cpu, default=native)
     return y
 
 
-def _conv_bwd(form: Form, residuals: tuple[Array, Array], dy: Array) -> tuple[Any, Array]:
-    x, kernel = residuals
+def _conv_bwd(form: Form, residuals: tuple[Any, ...], dy: Array) -> tuple[Any, ...]:
+    x, kernel, offset = residuals
     native = partial(_native_conv, form)
     dkernel = lax.platform_dependent(
-        *(x, kernel, dy),
+        *(x, kernel, offset, dy),
         cpu=partial(_cpu_dkernel, form),
-        default=lambda x, kernel, dy: jax.vjp(partial(native, x), kernel)[1](dy)[0],
+        default=lambda x, kernel, offset, dy: jax.vjp(
+            lambda kernel: native(x, kernel, offset), kernel
+        )[1](dy)[0],
     )
+    doffset = None if offset is None else jnp.zeros_like(offset)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return np.zeros(x.shape, jax.dtypes.float0), dkernel
+        return np.zeros(x.shape, jax.dtypes.float0), dkernel, doffset
     dx = lax.platform_dependent(
         *(x, kernel, dy),
         cpu=partial(_cpu_dx, form),
         default=lambda x, kernel, dy: jax.vjp(lambda x: native(x, kernel), x)[1](dy)[0],
     )
-    return dx, dkernel
+    return dx, dkernel, doffset
 
 
-_conv.defvjp(lambda form, x, kernel: (_conv(form, x, kernel), (x, kernel)), _conv_bwd)
+_conv.defvjp(
+    lambda form, x, kernel, offset: (_conv(form, x, kernel, offset), (x, kernel, offset)),
+    _conv_bwd,
+)
 
 
-def _native_conv(form: Form, x: Array, kernel: Array) -> Array:
+def _native_conv(form: Form, x: Array, kernel: Array, offset: Array | None = None) -> Array:
+    x = jnp.moveaxis(x, form.channel, 3)
+    if offset is not None:
+        x = x.astype(jnp.float32) - offset[:, None, None, None]
     return lax.conv_general_dilated(
-        jnp.moveaxis(x, form.channel, 3).astype(kernel.dtype),
+        x.astype(kernel.dtype),
         kernel,
         form.strides,
         form.pads,
@@ -128,15 +143,24 @@ def _native_conv(form: Form, x: Array, kernel: Array) -> Array:
     )
 
 
-def _cpu_conv(form: Form, x: Array, kernel: Array) -> Array:
+def _cpu_conv(form: Form, x: Array, kernel: Array, offset: Array | None) -> Array:
+    y = _cpu_conv_of_floats(form, x, kernel)
+    if offset is not None:
+        # Bytes are cheaper to move than what they would become.
+        grey = _cpu_conv_of_floats(form, jnp.ones_like(x[:1]), kernel)
+        y = y - offset[:, None, None, None] * grey
+    return y.astype(kernel.dtype)
+
+
+def _cpu_conv_of_floats(form: Form, x: Array, kernel: Array) -> Array:
     if form.strides == (1, 1):
         x = jnp.moveaxis(x, form.channel, 3).astype(jnp.float32)
-        return _stride_1(form.pads, x, kernel).astype(kernel.dtype)
+        return _stride_1(form.pads, x, kernel)
     taps = _kernel_to_blocks(form, kernel)
     blocks = _numbers(_to_blocks(form, kernel.shape, x))
     if blocks.shape[3] <= _FEW_CHANNELS:
         blocks, taps = _rows_to_channels(blocks, taps)
-    return _by_rows(((0, 0), (0, 0)), blocks, taps).astype(kernel.dtype)
+    return _by_rows(((0, 0), (0, 0)), blocks, taps)
 
 
 def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
@@ -151,7 +175,7 @@ def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
 
 def _stride_1(pads: Pads, x: Array, kernel: Array) -> Array:
     if kernel.shape[2] <= _FEW_CHANNELS:
-        return _native_conv(Form((1, 1), pads), x, kernel)
+        return _native_conv(Form((1, 1), pads), x, kernel.astype(jnp.float32))
     return _by_rows(pads, x, kernel)
 
 
@@ -187,22 +211,31 @@ def _rows_to_channels(x: Array, kernel: Array) -> tuple[Array, Array]:
     return x, kernel.swapaxes(0, 1).reshape(1, columns, -1, out)
 
 
-def _cpu_dkernel(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
+def _cpu_dkernel(form: Form, x: Array, kernel: Array, offset: Array | None, dy: Array) -> Array:
     taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
-    rows, columns, channels, out = taps.shape
+    dtaps = _dtaps(form, x, kernel.shape, taps.shape, dy)
+    if offset is not None:
+        grey = jnp.sum(offset[:, None, None, None] * dy, axis=0, keepdims=True)
+        dtaps = dtaps - _dtaps(form, jnp.ones_like(x[:1]), kernel.shape, taps.shape, grey)
+    dkernel: Array = from_taps(dtaps)[0]
+    return dkernel
+
+
+def _dtaps(
+    form: Form, x: Array, kernel_shape: Sequence[int], taps_shape: Sequence[int], dy: Array
+) -> Array:
+    rows, columns, channels, out = taps_shape
     height, width = dy.shape[1:3]
 
     def frames(x: Array, dy: Array) -> Array:
-        windows = _numbers(_windows(width, columns, _to_blocks(form, kernel.shape, x)))
+        windows = _numbers(_windows(width, columns, _to_blocks(form, kernel_shape, x)))
         dy = dy.astype(jnp.float32).reshape(-1, out)
         return jnp.stack(
             [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
         )
 
     dtaps = _sum_by_chunks(frames, height * width * columns * channels * rows, x, dy)
-    dtaps = dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
-    dkernel: Array = from_taps(dtaps)[0]
-    return dkernel
+    return dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
 
 
 def _windows(width: int, columns: int, blocks: Array) -> Array:

@@ -227,14 +227,12 @@ class Conv(nn.Module):
         )
         if x.dtype != jnp.uint8:
             return convolve(x, kernel.astype(self.dtype), bias)
-        # Cheaper than to divide the pixels, or to subtract from them.
-        kernel = (kernel / 255).astype(self.dtype)
+        kernel = (kernel / 255).astype(self.dtype)  # Cheaper than to divide the pixels.
         if not self.standardise:
             return convolve(x, kernel, bias)
         mean, deviation = _moments(x)
-        background = mean * convolve(jnp.ones_like(x[:1]), kernel)
-        y = (convolve(x, kernel) - background) * (255 / deviation) + bias
-        return y.astype(self.dtype)
+        scale = (255 / deviation)[:, None, None, None]
+        return (convolve(x, kernel, offset=mean) * scale + bias).astype(self.dtype)
 
 
 def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
@@ -252,10 +250,10 @@ def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
 
 
 def _moments(images: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation ``[N, 1, 1, 1]`` of each image, with all its channels."""
+    """Mean and standard deviation ``[N]`` of each image, with all its channels."""
     x = images.astype(jnp.float32)
-    mean = jnp.mean(x, (1, 2, 3), keepdims=True)
-    return mean, jnp.maximum(jnp.std(x, (1, 2, 3), keepdims=True), _LEAST_DEVIATION)
+    deviation = jnp.maximum(jnp.std(x, (1, 2, 3)), _LEAST_DEVIATION)
+    return jnp.mean(x, (1, 2, 3)), deviation
 
 
 def _dense(

@@ -41,15 +41,20 @@ class RunDirectory:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
             return
-        with _writable(config.out):
+        with _writable(config.out), contextlib.ExitStack() as undo:
             if config.resume:
-                check_resumable(config)
+                load_config(config.out)
             elif is_lead():
-                _make(config.out)
+                config.out.mkdir(parents=True, exist_ok=True)
             if is_lead():
                 self._lock = _lock(config.out)
+                undo.callback(self._unlock)
             if config.resume:
+                check_resumable(config)
                 self._checkpoints = self._open_checkpoints(config.out)
+            elif is_lead():
+                _check_empty(config.out)
+            undo.pop_all()
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -108,15 +113,17 @@ class RunDirectory:
         """Wait for everything to be written, and raise what went wrong."""
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
-        lock, self._lock = self._lock, None
-        try:
-            if checkpoints is not None:
-                checkpoints.close()
-        finally:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._unlock)
             if metrics is not None:
-                metrics.close()
-            if lock is not None:
-                os.close(lock)
+                stack.callback(metrics.close)
+            if checkpoints is not None:
+                stack.callback(checkpoints.close)
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def memory(self, turn: int) -> Path:
         """Where this host's learner keeps its memory (a replay) of a checkpoint."""
@@ -225,8 +232,7 @@ def _writable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _make(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+def _check_empty(directory: Path) -> None:
     if any(directory.iterdir()):
         raise ConfigError(
             f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
@@ -235,7 +241,10 @@ def _make(directory: Path) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Keep other runs out until this descriptor is closed, or the process ends in any way."""
+    """Keep other runs out until this descriptor is closed, or the process ends in any way.
+
+    On a network file system this may hold among the processes of one machine only.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

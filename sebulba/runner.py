@@ -32,7 +32,7 @@ class TrainResult:
     Attributes:
       params: the last parameters, on the first learner device.
       metrics: the rows of ``metrics.jsonl`` that this call produced.
-      agent: acts with ``params``, as in training: with samples, not with the best actions.
+      agent: acts with ``params``: V-trace's samples, R2D2's takes the best action.
       make_env: makes the environments that ``agent`` was trained in.
       config: what was run.
       updates: updates done, those of a resumed run included.
@@ -151,7 +151,7 @@ def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
 
     def make(num_envs: int, seed: int) -> Env:
         env = make_env(num_envs, seed)
-        return env if isinstance(env, envs.PreviousAction) else envs.PreviousAction(env)
+        return env if envs.has_action(env.spec) else envs.PreviousAction(env)
 
     return make
 

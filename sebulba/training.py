@@ -160,11 +160,13 @@ class TrainingRun:
         self._stop = self._stop or bool(count.interrupts)
 
     def _finish(self, display: Progress) -> None:
-        self._collect(under_way=0)
-        if self._turn > self._logged_turn:
-            self._log(display)
-        self._save()
-        self._learner.close()
+        try:
+            self._collect(under_way=0)
+            if self._turn > self._logged_turn:
+                self._log(display)
+            self._save()
+        finally:
+            self._learner.close()
         self._directory.finish()
 
     def _take(self) -> list[Delivery]:
@@ -213,15 +215,20 @@ class TrainingRun:
         self._check_finite(row)
 
     def _check_finite(self, row: Row) -> None:
-        """Stop where nothing can be learnt any more, before good checkpoints make way."""
-        for name in ("loss", "gradient_norm"):
-            value = row.get(name)
-            if value is not None and not math.isfinite(value):
-                raise FloatingPointError(
-                    f"{name} is {value} by update {self.updates}: training has diverged. The "
-                    "checkpoints are from before; go on from the last one with a smaller "
-                    "--optimiser.learning-rate or --optimiser.max-gradient-norm."
-                )
+        """Stop where nothing can be learnt any more, before good checkpoints make way.
+
+        An optimiser may have left out an update whose loss was not finite.
+        """
+        logs = [row.get("loss"), row.get("gradient_norm")]
+        if all(math.isfinite(value) for value in logs if value is not None):
+            return
+        params = jax.device_get(self.local_params())
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+            raise FloatingPointError(
+                f"the parameters are not finite by update {self.updates}: training has diverged. "
+                "Make --optimiser.learning-rate or --optimiser.max-gradient-norm smaller; the "
+                "checkpoints there are were written before."
+            )
 
     def _epsilons(self) -> Row:
         if self._exploration is None:

@@ -139,6 +139,7 @@ def test_planes_are_the_same_images(name: str) -> None:
     assert_close(ours, pixels)
 
 
+@pytest.mark.parametrize("offset", [None, (0.0, 3.5, 100.0, 255.0, -20.0)])
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int16, jnp.uint32])
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_planes_are_the_same_images(name: str) -> None:
     ],
 )
 def test_integer_images_are_read_in_the_kernels_dtype(
-    channels: int, size: int, stride: int, padding: Any, dtype: Any, data_format: Any
+    channels: int, size: int, stride: int, padding: Any, dtype: Any, data_format: Any, offset: Any
 ) -> None:
     random = np.random.default_rng(0)
     kernel = jnp.asarray(random.normal(size=(size, size, channels, 6)), jnp.float32)
@@ -164,12 +165,43 @@ def test_integer_images_are_read_in_the_kernels_dtype(
         return jnp.sin(conv(kernel) / 1000).sum()
 
     given = pixels if data_format == "NHWC" else jnp.moveaxis(pixels, 3, 1)
-    ours = jax.value_and_grad(loss, 1)(
-        lambda k: conv2d(given, k, None, strides, padding, data_format), kernel
-    )
     images = pixels.astype(jnp.float32)
+    if offset is not None:
+        offset = jnp.asarray(offset)
+        images = images - offset[:, None, None, None]
+    ours = jax.value_and_grad(loss, 1)(
+        lambda k: conv2d(given, k, None, strides, padding, data_format, offset), kernel
+    )
     xla = jax.value_and_grad(loss, 1)(lambda k: native_conv(images, k, strides, padding), kernel)
     assert_close(ours, xla, 1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_an_offset_costs_no_precision(stride: int) -> None:
+    """Pixels that are far from 0 and near one another, in bfloat16."""
+    random = np.random.default_rng(0)
+    kernel = jnp.asarray(random.normal(size=(8, 8, 4, 6)), jnp.float32)
+    level = np.array([230.0, 30.0])
+    noise = random.normal(0, 10, (2, 36, 36, 4))
+    pixels = jnp.asarray(np.clip(level[:, None, None, None] + noise, 0, 255), jnp.uint8)
+
+    def conv(kernel: Any) -> Any:
+        strides = (stride, stride)
+        return conv2d(pixels, kernel, None, strides, "SAME", offset=jnp.asarray(level))
+
+    exact, exact_vjp = jax.vjp(conv, kernel)
+    rough, rough_vjp = jax.vjp(conv, kernel.astype(jnp.bfloat16))
+    dy = jnp.asarray(random.normal(size=exact.shape), jnp.bfloat16)
+    pairs = ((rough, exact), (rough_vjp(dy)[0], exact_vjp(dy.astype(jnp.float32))[0]))
+    for got, expected in pairs:
+        error = np.linalg.norm(np.asarray(got, np.float32) - expected)
+        assert error < 0.006 * np.linalg.norm(expected)
+
+
+def test_floats_have_no_offset() -> None:
+    x, kernel, strides, padding = conv_inputs("deep")
+    with pytest.raises(ValueError, match="x is float32 and has an offset: subtract it"):
+        conv2d(x, kernel, None, strides, padding, offset=jnp.ones(5))
 
 
 def lowered(platform: str, case: str = "deep") -> str:

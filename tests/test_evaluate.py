@@ -191,7 +191,15 @@ def catch_with_the_last_action(num_envs: int, seed: int) -> Env:
     return envs.PreviousAction(envs.Catch(num_envs, seed))
 
 
-@pytest.mark.parametrize("make_env", [envs.Catch, catch_with_the_last_action])
+class Wrapper:
+    """Any wrapper around an environment whose observations have the action already."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        env = catch_with_the_last_action(num_envs, seed)
+        self.spec, self.reset, self.step, self.close = env.spec, env.reset, env.step, env.close
+
+
+@pytest.mark.parametrize("make_env", [envs.Catch, catch_with_the_last_action, Wrapper])
 def test_an_lstm_sees_the_last_action_of_environments_of_ones_own(make_env: MakeEnv) -> None:
     result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=make_env)
     usual = sebulba.train(lstm(), progress=False, topology=on(1))

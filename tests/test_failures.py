@@ -308,6 +308,17 @@ def test_run_from_another_thread_needs_no_signals() -> None:
     assert results[0].updates > 0
 
 
+def test_an_optimiser_may_leave_out_what_is_not_finite() -> None:
+    def update(grads: Any, count: Any, params: Any = None) -> Any:
+        bad = jnp.where(count == 5, jnp.nan, 1.0)
+        return jax.tree.map(lambda leaf: bad * leaf, grads), count + 1
+
+    breaks = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    patient = optax.chain(breaks, optax.apply_if_finite(optax.sgd(1e-3), 3))
+    result = run(tiny(total_steps=400), optimiser=patient)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
 def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
     def update(grads: Any, count: Any, params: Any = None) -> Any:
         step = jnp.where(count < 7, -1e-3, jnp.nan)
@@ -317,7 +328,7 @@ def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> N
     config = tiny(
         total_steps=2000, out=tmp_path, log_every=10**6, checkpoint=CheckpointConfig(every=3)
     )
-    with pytest.raises(FloatingPointError, match=r"loss is nan by update 9: .*learning-rate"):
+    with pytest.raises(FloatingPointError, match=r"not finite by update 9: .*learning-rate"):
         run(config, optimiser=breaks)
     saved = Checkpointer(checkpoints_in(tmp_path))
     assert saved.turns() == [3, 6]

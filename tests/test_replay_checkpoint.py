@@ -199,7 +199,7 @@ def test_a_full_disk_is_raised_and_leaves_the_snapshot_before(tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert new_replay(replay={"capacity": 2_000}).load(tmp_path / "1") is None
     again = new_replay(replay={"capacity": 2_000}).load(tmp_path / "2")
-    assert again == "the replay is that of turn 1: a later one was not complete"
+    assert again == "the replay is that of turn(s) [1], the checkpoint that of 2"
 
 
 def test_all_hosts_go_on_with_a_replay_or_none(
@@ -225,4 +225,4 @@ def test_all_hosts_go_on_with_a_replay_or_none(
     again, note = fresh(4, fewer)
     assert again.sizes() == replay.sizes()
     assert [again.inserted, again.learned_from, again.trained] == [*fewer[:2], 0]
-    assert note == "the replay is that of turn 4: a later one was not complete"
+    assert note == "the replay is that of turn(s) [4, 8], the checkpoint that of 8"

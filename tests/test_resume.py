@@ -21,6 +21,7 @@ from whole_runs import HookedEnv, HookedEnvs, assert_same, hooked_learner, on, r
 import sebulba
 from sebulba import CheckpointConfig, ConfigError, inference
 from sebulba.checkpoint import Checkpointer
+from sebulba.metrics import MetricsWriter
 from sebulba.rundir import checkpoints_in
 
 ROOT = Path(__file__).parent.parent
@@ -216,15 +217,34 @@ def test_a_run_that_never_started_leaves_nothing_in_the_way(tmp_path: Path) -> N
 def test_one_run_at_a_time_writes_to_a_directory(tmp_path: Path) -> None:
     refused = []
 
-    def resume_too(env: HookedEnv) -> None:
+    def train_too(env: HookedEnv) -> None:
         if env.actor == 0 and env.steps == 1:
-            with pytest.raises(ConfigError) as caught:
-                train(tmp_path, 1000, resume=True, make_env=HookedEnvs())
-            refused.append(str(caught.value))
+            for resume in (True, False):
+                with pytest.raises(ConfigError) as caught:
+                    train(tmp_path, 1000, resume=resume, make_env=HookedEnvs())
+                refused.append(str(caught.value))
 
-    train(tmp_path, 200, make_env=HookedEnvs())
-    train(tmp_path, 400, resume=True, make_env=HookedEnvs(on_step=resume_too))
-    assert len(refused) == 1 and f"another run is writing to {tmp_path}" in refused[0]
+    # The first time, there is no checkpoint yet.
+    train(tmp_path, 200, make_env=HookedEnvs(on_step=train_too))
+    train(tmp_path, 400, resume=True, make_env=HookedEnvs(on_step=train_too))
+    assert len(refused) == 4
+    assert all(f"another run is writing to {tmp_path}" in message for message in refused)
+
+
+def test_a_run_that_failed_to_write_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = MetricsWriter.close
+
+    def fail(self: Any) -> None:
+        close(self)
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MetricsWriter, "close", fail)
+        with pytest.raises(OSError, match="disk full"):
+            train(tmp_path, 200)
+    assert train(tmp_path, 400, resume=True).updates > 0
 
 
 PROGRAM = """

@@ -10,10 +10,10 @@ from sebulba.envs.base import unknown
 from sebulba.envs.catch import Catch
 from sebulba.envs.envpool import EnvPoolEnv, environment_ids
 from sebulba.envs.memory import Memory
-from sebulba.envs.previous_action import PreviousAction
+from sebulba.envs.previous_action import PreviousAction, has_action
 from sebulba.types import Env
 
-__all__ = ["Catch", "EnvPoolEnv", "Memory", "PreviousAction", "make"]
+__all__ = ["Catch", "EnvPoolEnv", "Memory", "PreviousAction", "has_action", "make"]
 
 _OURS: Mapping[str, Callable[..., Env]] = {"sebulba/Catch": Catch, "sebulba/Memory": Memory}
 

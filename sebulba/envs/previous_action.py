@@ -9,6 +9,11 @@ import numpy as np
 from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, Timestep
 
 
+def has_action(spec: EnvSpec) -> bool:
+    """Whether observations are of the form that ``PreviousAction`` gives them."""
+    return isinstance(spec.observation, dict) and set(spec.observation) == {"observation", "action"}
+
+
 class PreviousAction:
     """Makes the observation ``{"observation": observation, "action": previous action}``.
 

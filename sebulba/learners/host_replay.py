@@ -127,10 +127,11 @@ class HostReplay:
         self._snapshot = snapshot.Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> str | None:
-        """Read ``path``, or the last that ``save`` completed beside it, on all hosts or on none.
+        """Read the last that ``save`` completed in the folder of ``path``, on all hosts or on none.
 
-        A host's writing may have been cut short; the counts, from which all hosts tell alike how
-        many updates are due, are then those of the host with the fewest.
+        What a host was writing when it was killed is not there, so it may be of another turn than
+        ``path``. The counts, from which all hosts tell alike how many updates are due, are those of
+        the host with the fewest.
 
         Returns:
           A line to print where it was not ``path`` that was read.
@@ -142,9 +143,10 @@ class HostReplay:
             return f"no replay of this size in {path.parent} (host(s) {hosts}): it starts empty"
         counts = distributed.gather(snapshot.load(found, self._shards)).min(axis=0)
         self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
-        if set(turns.tolist()) == {int(path.name)}:
+        found_turns = sorted(set(turns.tolist()))
+        if found_turns == [int(path.name)]:
             return None
-        return f"the replay is that of turn {turns.min()}: a later one was not complete"
+        return f"the replay is that of turn(s) {found_turns}, the checkpoint that of {path.name}"
 
     def _updates(self) -> int:
         """Updates that were due so far: from the whole count, so that no rounding adds up."""
