@@ -63,6 +63,32 @@ _ATARI = VTraceConfig(
     ),
 )
 
+_SHALLOW = dataclasses.replace(
+    _ATARI,
+    preset="vtrace-atari-shallow",
+    envs_per_actor=16,
+    batch_size=16,
+    # Adam instead of the paper's RMSProp, whose large epsilon makes the first million
+    # frames slow: on Breakout, 200,000 steps end at 3.9 instead of 2.2.
+    optimiser=OptimiserConfig(name="adam", learning_rate=6e-4, epsilon=1e-5, max_gradient_norm=0.5),
+    checkpoint=CheckpointConfig(every=200),
+    network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
+)
+
+_PONG = dataclasses.replace(
+    _SHALLOW,
+    preset="vtrace-pong",
+    env="Pong-v5",
+    total_steps=6_000_000,
+    # Small updates, and many: what is slow is to learn to see the ball.
+    envs_per_actor=8,
+    batch_size=8,
+    unroll_length=10,
+    log_every=200,
+    checkpoint=CheckpointConfig(every=5000),
+    network=NetworkConfig(torso="small", hidden_sizes=(256,), frame_stack=4, pixels="standardised"),
+)
+
 _MEMORY = dataclasses.replace(
     _CATCH,
     preset="vtrace-memory",
@@ -116,20 +142,12 @@ PRESETS: dict[str, tuple[Config, str]] = {
         "Atari with IMPALA's deep residual network (15 convolutions) and hyper-parameters.",
     ),
     "vtrace-atari-shallow": (
-        dataclasses.replace(
-            _ATARI,
-            preset="vtrace-atari-shallow",
-            envs_per_actor=16,
-            batch_size=16,
-            # Adam instead of the paper's RMSProp, whose large epsilon makes the first million
-            # frames slow: on Breakout, 200,000 steps end at 3.9 instead of 2.2.
-            optimiser=OptimiserConfig(
-                name="adam", learning_rate=6e-4, epsilon=1e-5, max_gradient_norm=0.5
-            ),
-            checkpoint=CheckpointConfig(every=200),
-            network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
-        ),
+        _SHALLOW,
         "Atari with the three-convolution network: what a laptop can train.",
+    ),
+    "vtrace-pong": (
+        _PONG,
+        "Pong with the small network: solved in under an hour on two CPU cores.",
     ),
     "vtrace-memory": (
         _MEMORY,
