@@ -61,8 +61,9 @@ TUNE_USAGE = """\
 usage: sebulba tune PRESET [options]
 
 Trains for a few seconds with each of several settings that leave the learner's batch as it is:
-environments of an actor, actors of a device, threads of an actor's environments. Prints agent
-steps/s and writes the options of the fastest, for: sebulba train PRESET $(cat FILE)
+environments of an actor, actors of a device, threads of an actor's environments, pieces of an
+update. Prints agent steps/s and writes the options of the fastest, for:
+sebulba train PRESET $(cat FILE)
 
   --seconds X            of each trial, once it is compiled (default: 6)
   --write FILE           where the options go (default: PRESET.tuned)

@@ -1,7 +1,8 @@
 """The fastest setting of a preset on this machine, by trying.
 
 Only what leaves the learner's batch as it is gets tried: how many environments an actor steps
-together, how many actors there are, and how many threads step each actor's environments.
+together, how many actors there are, how many threads step each actor's environments, and in how
+many pieces an update is dispatched.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Measure = Callable[[Config], float]
 _COUNTS = ("steps", "seconds")
 # Where a turn takes seconds, so many of them say enough.
 _FEWEST_TURNS = 4
-_FIELDS = ("envs_per_actor", "actors_per_device", "env_threads")
+_FIELDS = ("envs_per_actor", "actors_per_device", "env_threads", "gradient_accumulation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,8 @@ def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
         # More than two for each core only wait for one another.
         devices = lanes // setting[name]
         return [count for count in (1, 2, 3, 4, 8, 16) if count * devices <= 2 * cores]
+    if name == "gradient_accumulation":
+        return [1, 4, 8]
     share = max(1, cores // lanes)
     # With 0, which was tried, every actor has its share.
     return sorted({1, share, cores} - ({share} if setting[name] == 0 else set()))

@@ -27,16 +27,23 @@ def searched(
 def test_finds_the_best_of_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(config: Config) -> float:
         assert config.batch_size == 8 and config.unroll_length == CONFIG.unroll_length
-        wanted = (4, 8, 1)
-        given = (config.envs_per_actor, config.actors_per_device, config.env_threads)
+        wanted = (4, 8, 1, 4)
+        given = (
+            config.envs_per_actor,
+            config.actors_per_device,
+            config.env_threads,
+            config.gradient_accumulation,
+        )
         return sum(a == b for a, b in zip(wanted, given, strict=True))
 
     trials = searched(measure, 16, monkeypatch)
     best = max(trials, key=lambda trial: trial.steps_per_second)
-    assert best.steps_per_second == 3
-    assert best.options() == "--envs-per-actor 4 --actors-per-device 8 --env-threads 1"
+    assert best.steps_per_second == 4
+    assert best.options() == (
+        "--envs-per-actor 4 --actors-per-device 8 --env-threads 1 --gradient-accumulation 4"
+    )
     settings = [tuple(trial.setting.values()) for trial in trials]
-    assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads)
+    assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads, 1)
     assert len(set(settings)) == len(settings)
 
 
