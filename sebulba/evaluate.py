@@ -82,9 +82,11 @@ def evaluate_run(
             f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
         )
     checkpoints = Checkpointer(checkpoints_in(directory))
-    make_env = make_env or default_make_env(config)
-    if agent is None:
+    if make_env is None:
+        make_env = default_make_env(config)
+    elif agent is None:
         make_env = with_last_action(config, make_env)
+    if agent is None:
         acts: algorithms.Acts = "greedily" if greedy else "evaluating"
         agent = algorithms.make_agent(config, probe(make_env), acts=acts)
     elif greedy:

@@ -88,8 +88,9 @@ def train(
         notes += [note] if note else []
     _check_division(config, topology)
     num_actors = config.actors_per_device * len(topology.inference)
-    make_env = make_env or default_make_env(config, num_actors)
-    if agent is None:
+    if make_env is None:
+        make_env = default_make_env(config, num_actors)
+    elif agent is None:
         make_env = with_last_action(config, make_env)
     spec = probe(make_env)
     agent = agent or algorithms.make_agent(config, spec)
