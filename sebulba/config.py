@@ -110,8 +110,9 @@ class Config:
     batch_size: int = 32
     """Environments' trajectories that the learner takes in one turn, on each host: a multiple of
     envs_per_actor."""
-    gradient_accumulation: int = 1
-    """Pieces in which an update is dispatched, so that acting slips in between."""
+    gradient_accumulation: int | None = None
+    """Pieces in which an update is dispatched, so that acting slips in between. None: one, but for
+    V-trace's convolutions on CPUs as many as keep each within the cache."""
     queue_size: int = 1
     """Trajectories that wait in each actor's lane."""
     policy_lag: Literal["none", "0", "1"] = "none"

@@ -160,7 +160,7 @@ def sensible(config: Config, devices: Sequence[jax.Device]) -> list[Topology]:
 def fit(config: Config, topology: Topology) -> Config:
     """``config`` with its sizes rounded up to what the learners of ``topology`` divide."""
     learners = len(topology.learners)
-    share = learners * config.gradient_accumulation
+    share = learners * (config.gradient_accumulation or 1)
     envs = _round_up(config.envs_per_actor, learners if isinstance(config, R2D2Config) else share)
     lanes = config.batch_size // config.envs_per_actor
     fitted = dataclasses.replace(config, envs_per_actor=envs, batch_size=lanes * envs)

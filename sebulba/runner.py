@@ -11,7 +11,7 @@ import optax
 from sebulba import algorithms, allocator, distributed, envs, placement
 from sebulba.config import Config, ConfigError, VTraceConfig
 from sebulba.display import Progress
-from sebulba.learners import Learner, make_optimiser
+from sebulba.learners import Learner, make_optimiser, num_pieces
 from sebulba.meter import Row
 from sebulba.rundir import RunDirectory
 from sebulba.topology import Topology
@@ -189,7 +189,7 @@ def _check_division(config: Config, topology: Topology) -> None:
         )
     part = config.envs_per_actor // learners
     # R2D2 divides sequences_per_update instead, and checks that itself.
-    if isinstance(config, VTraceConfig) and part % config.gradient_accumulation:
+    if isinstance(config, VTraceConfig) and part % num_pieces(config, topology):
         raise ConfigError(
             f"gradient_accumulation {config.gradient_accumulation} does not divide the {part} "
             f"environments of an actor that each learner device takes (envs_per_actor "

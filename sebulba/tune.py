@@ -16,9 +16,10 @@ import jax
 
 from sebulba import placement
 from sebulba.config import Config, ConfigError, R2D2Config
+from sebulba.learners import num_pieces
 from sebulba.runner import cpu_cores, train
 
-Setting = dict[str, int]
+Setting = dict[str, Any]
 Measure = Callable[[Config], float]
 """Agent steps/s of a config."""
 
@@ -33,7 +34,7 @@ class Trial:
     """One setting and what it gave.
 
     Attributes:
-      setting: values of config fields.
+      setting: values of config fields; None leaves the choice to the library.
       steps_per_second: agent steps/s of training.
     """
 
@@ -42,7 +43,11 @@ class Trial:
 
     def options(self) -> str:
         """The setting as words of a command line."""
-        words = (f"--{name.replace('_', '-')} {value}" for name, value in self.setting.items())
+        words = (
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in self.setting.items()
+            if value is not None
+        )
         return " ".join(words)
 
 
@@ -61,35 +66,29 @@ def search(config: Config, measure: Measure) -> Iterator[Trial]:
             if setting in tried:
                 continue
             tried.append(setting)
-            changed: dict[str, Any] = dict(setting)
             try:
-                trial = Trial(setting, measure(dataclasses.replace(config, **changed)))
+                trial = Trial(setting, measure(dataclasses.replace(config, **setting)))
             except ConfigError:
                 continue  # The devices of this machine do not allow it.
             yield trial
             best = max(best, trial, key=lambda each: each.steps_per_second)
 
 
-def _lanes(config: Config) -> int:
-    """Actors of this host."""
-    return config.actors_per_device * len(placement.choose(config).topology.inference)
-
-
 def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
     cores = cpu_cores()
-    changed: dict[str, Any] = dict(setting)
-    lanes = _lanes(dataclasses.replace(config, **changed))
+    config = dataclasses.replace(config, **setting)
+    topology = placement.choose(config).topology
+    devices = len(topology.inference)
     if name == "envs_per_actor":
         return [config.batch_size // parts for parts in (1, 2) if config.batch_size % parts == 0]
     if name == "actors_per_device":
         # More than two for each core only wait for one another.
-        devices = lanes // setting[name]
         return [count for count in (1, 2, 3, 4, 8, 16) if count * devices <= 2 * cores]
     if name == "gradient_accumulation":
-        return [1, 4, 8]
-    share = max(1, cores // lanes)
+        return sorted({1, 4, 8} - {num_pieces(config, topology)})
+    share = max(1, cores // (config.actors_per_device * devices))
     # With 0, which was tried, every actor has its share.
-    return sorted({1, share, cores} - ({share} if setting[name] == 0 else set()))
+    return sorted({1, share, cores} - ({share} if config.env_threads == 0 else set()))
 
 
 class TrainingRate:
@@ -154,7 +153,7 @@ def _rate(config: Config, turns: int) -> float:
 
 def _turns_at_start(config: Config) -> int:
     """Turns that learn nothing yet, or from unrolls that waited for the first compilation."""
-    lanes = _lanes(config)
+    lanes = config.actors_per_device * len(placement.choose(config).topology.inference)
     unrolls = lanes * (config.queue_size + 1)
     if isinstance(config, R2D2Config):  # Every actor has a whole sequence, and they a batch.
         unrolls += lanes * (config.sequence_length // config.unroll_length + 1)

@@ -17,6 +17,7 @@ class Rule(NamedTuple):
 
 
 _COUNT = Rule(lambda x: isinstance(x, int) and x > 0, "must be a whole number above 0")
+_COUNT_OR_NONE = Rule(lambda x: x is None or _COUNT.holds(x), f"{_COUNT.says}, or None")
 _POSITIVE = Rule(lambda x: x > 0, "must be above 0")
 _NOT_NEGATIVE = Rule(lambda x: x >= 0, "must be 0 or more")
 _SHARE = Rule(lambda x: 0 <= x <= 1, "must be from 0 to 1")
@@ -28,7 +29,6 @@ _ALL: Mapping[str, Rule] = {
     "envs_per_actor": _COUNT,
     "unroll_length": _COUNT,
     "batch_size": _COUNT,
-    "gradient_accumulation": _COUNT,
     "queue_size": _COUNT,
     "log_every": _COUNT,
     "checkpoint.every": _COUNT,
@@ -42,7 +42,8 @@ _ALL: Mapping[str, Rule] = {
     "optimiser.rms_decay": Rule(lambda x: 0 <= x < 1, "must be from 0 to below 1"),
     "seed": Rule(lambda x: 0 <= x < 2**32, "must be from 0 to 2**32 - 1"),
     "env_threads": _NOT_NEGATIVE,
-    "num_inference": Rule(lambda x: x is None or x > 0, "must be above 0, or None"),
+    "gradient_accumulation": _COUNT_OR_NONE,
+    "num_inference": _COUNT_OR_NONE,
 }
 _VTRACE: Mapping[str, Rule] = {
     "discount": _SHARE,

@@ -43,7 +43,7 @@ def test_finds_the_best_of_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
         "--envs-per-actor 4 --actors-per-device 8 --env-threads 1 --gradient-accumulation 4"
     )
     settings = [tuple(trial.setting.values()) for trial in trials]
-    assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads, 1)
+    assert settings[0] == (8, CONFIG.actors_per_device, CONFIG.env_threads, None)
     assert len(set(settings)) == len(settings)
 
 

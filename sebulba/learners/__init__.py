@@ -15,6 +15,7 @@ from sebulba.learners.base import (
     count_turn,
     make_optimiser,
 )
+from sebulba.learners.pieces import num_pieces
 from sebulba.learners.r2d2 import R2D2Learner
 from sebulba.learners.vtrace import VTraceLearner
 
@@ -32,4 +33,5 @@ __all__ = [
     "concatenate",
     "count_turn",
     "make_optimiser",
+    "num_pieces",
 ]

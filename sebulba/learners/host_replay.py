@@ -13,6 +13,7 @@ from sebulba.config import ConfigError, R2D2Config
 from sebulba.learners import snapshot
 from sebulba.learners.base import Delivery
 from sebulba.learners.memory import check_memory
+from sebulba.learners.pieces import num_pieces
 from sebulba.learners.replay import ReplayShard, Sample
 from sebulba.learners.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
 from sebulba.topology import Topology
@@ -178,10 +179,10 @@ def _divide(config: R2D2Config, topology: Topology) -> int:
     """Sequences of one update for each learner device."""
     learners = len(topology.learners)
     per_device, rest = divmod(config.sequences_per_update, learners)
-    if rest or per_device % config.gradient_accumulation:
+    pieces = num_pieces(config, topology)
+    if rest or per_device % pieces:
         raise ConfigError(
             f"sequences_per_update {config.sequences_per_update} does not divide over {learners} "
-            f"learner devices in {config.gradient_accumulation} piece(s): make it a multiple of "
-            f"{learners * config.gradient_accumulation}."
+            f"learner devices in {pieces} piece(s): make it a multiple of {learners * pieces}."
         )
     return per_device

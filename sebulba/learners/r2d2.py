@@ -26,6 +26,7 @@ from sebulba.learners.base import (
     clip_rewards,
 )
 from sebulba.learners.host_replay import HostReplay
+from sebulba.learners.pieces import num_pieces
 from sebulba.learners.replay import Sample
 from sebulba.learners.storage import Sequences
 from sebulba.topology import Topology
@@ -76,7 +77,7 @@ class R2D2Learner(Learner):
         self._topology = topology
         self.replay = HostReplay(config, agent, spec, topology)
         self.synchronised = SynchronisedUpdate(
-            Batch(_BATCH_AXES, self.loss), optimiser, topology, config.gradient_accumulation
+            Batch(_BATCH_AXES, self.loss), optimiser, topology, num_pieces(config, topology)
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
         self._errors = jax.jit(self._errors_at_collection)

@@ -24,6 +24,7 @@ from sebulba.learners.base import (
     clip_rewards,
     concatenate,
 )
+from sebulba.learners.pieces import num_pieces
 from sebulba.topology import Topology
 from sebulba.types import Agent, ArrayTree, Params, Trajectory
 
@@ -54,7 +55,7 @@ class VTraceLearner(Learner):
             Batch((TRAJECTORY_AXES,) * lanes, self.loss),
             optimiser,
             topology,
-            config.gradient_accumulation,
+            num_pieces(config, topology),
         )
         self._turn: tuple[Trajectory, ...] = ()
 
