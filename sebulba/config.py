@@ -116,9 +116,9 @@ class Config:
     queue_size: int = 1
     """Trajectories that wait in each actor's lane."""
     policy_lag: Literal["none", "0", "1"] = "none"
-    """Versions between acting and learning. none: act on the newest parameters; 0: on exactly
-    those that the update starts from; 1: exactly one update old. With 0 and 1 the data do not
-    depend on timing."""
+    """Turns between acting and learning. none: act on the newest parameters; 0: on exactly those
+    that the unroll's own turn starts from; 1: on those of the turn before. With 0 and 1 the data
+    do not depend on timing."""
     log_every: int = 50
     """Turns of the learner (updates, for V-trace) between two lines of metrics."""
     network: NetworkConfig = NetworkConfig()
@@ -186,9 +186,10 @@ class ReplayCheckpointConfig(CheckpointConfig):
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-    Losses are means over T x B. The implementations of the paper (acme, SEED RL) sum over time,
-    over sequence_length - burn_in = 40 steps: dividing Adam's epsilon of 1e-3 and the clipping
-    norm of 40 by 40 gives the same updates.
+    Losses are means over T x B. Where they are summed over time, as in acme and SEED RL, Adam's
+    epsilon and the clipping norm are larger by the number of steps learnt from: here the paper's
+    1e-3 and 40 are divided by sequence_length - burn_in = 40. The 80 steps of a sequence include
+    the burn-in; acme and SEED RL put theirs before them, as sequence_length 120 does.
 
     Values are the paper's (section 2.3 and table 2), unless a preset says otherwise. A sequence
     is made of whole consecutive unrolls, so sequences overlap by sequence_length - unroll_length.
@@ -254,7 +255,7 @@ def from_json(text: str, kinds: Mapping[str, type[AnyConfig]]) -> AnyConfig:
     if name not in kinds:
         raise ConfigError(
             f"algorithm {name!r} is unknown: it must be one of {sorted(kinds)}. Use the version "
-            "of the library that wrote it."
+            "of the library that wrote it, or give evaluate_run your own class as config_class."
         )
     config: AnyConfig = _build(kinds[name], fields)
     return config

@@ -10,7 +10,7 @@ import numpy as np
 
 from sebulba import algorithms
 from sebulba.checkpoint import Checkpointer
-from sebulba.config import ConfigError
+from sebulba.config import Config, ConfigError
 from sebulba.inference import EpisodeTracker
 from sebulba.rundir import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runner import default_make_env, probe, with_last_action
@@ -57,6 +57,7 @@ def evaluate_run(
     checkpoint: int | None = None,
     make_env: MakeEnv | None = None,
     agent: Agent | None = None,
+    config_class: type[Config] | None = None,
 ) -> Evaluation:
     """Evaluate a checkpoint of a run directory.
 
@@ -68,13 +69,14 @@ def evaluate_run(
       checkpoint: its name, the learner's turns behind it; None for the last.
       make_env: the one given to ``train``, if one was.
       agent: the one given to ``train``, if one was.
+      config_class: of the config given to ``train``, where it is one of your own.
 
     Raises:
       ConfigError: it is no run directory, or holds no such checkpoint; or ``greedy`` is asked of
         an ``agent``, which alone knows how it acts.
     """
     _check(episodes, seed)
-    config = load_config(directory)
+    config = load_config(directory, config_class)
     turns = checkpoint_turns(directory)
     turn = turns[-1] if checkpoint is None else checkpoint
     if turn not in turns:

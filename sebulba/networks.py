@@ -226,7 +226,7 @@ class Conv(nn.Module):
             conv2d, strides=self.stride, padding=self.padding, data_format=self.data_format
         )
         if x.dtype != jnp.uint8:
-            return convolve(x, kernel.astype(self.dtype), bias)
+            return convolve(x.astype(self.dtype), kernel.astype(self.dtype), bias)
         kernel = (kernel / 255).astype(self.dtype)  # Cheaper than to divide the pixels.
         if not self.standardise:
             return convolve(x, kernel, bias)

@@ -43,7 +43,7 @@ class RunDirectory:
             return
         with _writable(config.out), contextlib.ExitStack() as undo:
             if config.resume:
-                load_config(config.out)
+                load_config(config.out, type(config))
             elif is_lead():
                 config.out.mkdir(parents=True, exist_ok=True)
             if is_lead():
@@ -136,8 +136,8 @@ def checkpoints_in(directory: Path) -> Path:
     return directory / "checkpoints"
 
 
-def load_config(directory: Path) -> Config:
-    """The config of a run directory.
+def load_config(directory: Path, own: type[Config] | None = None) -> Config:
+    """The config of a run directory; ``own`` is its class, where that is not of this library.
 
     Raises:
       ConfigError: it is none.
@@ -149,7 +149,7 @@ def load_config(directory: Path) -> Config:
             "that --out named when training."
         )
     try:
-        return from_json(path.read_text(), CONFIGS)
+        return from_json(path.read_text(), CONFIGS | ({own.__name__: own} if own else {}))
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error
 
@@ -182,7 +182,7 @@ def check_resumable(config: Config) -> None:
       ConfigError: there is none, it is complete, or it belongs to another network or environment.
     """
     assert config.out is not None
-    saved = load_config(config.out)
+    saved = load_config(config.out, type(config))
     if type(saved) is not type(config):
         raise ConfigError(
             f"{config.out} was trained with {type(saved).__name__} and cannot be resumed with "

@@ -68,7 +68,8 @@ def train(
       config: a preset, or one made by hand.
       make_env: ``make_env(num_envs, seed)``, in place of ``config.env``. The reference agent's
         LSTM also takes the last action, with which ``envs.PreviousAction`` wraps them.
-      agent: in place of the reference agent.
+      agent: in place of the reference agent. Where ``config.network.core`` is lstm, environments
+        that the config names give it the last action too.
       optimiser: in place of ``config.optimiser``.
       make_learner: in place of the learner of ``config``'s algorithm.
       topology: in place of ``Topology.split(config.num_inference)``.
@@ -92,7 +93,7 @@ def train(
         make_env = default_make_env(config, num_actors)
     elif agent is None:
         make_env = with_last_action(config, make_env)
-    spec = probe(make_env)
+    spec = probe(make_env)._replace(num_envs=config.envs_per_actor)
     agent = agent or algorithms.make_agent(config, spec)
     optimiser = optimiser or make_optimiser(
         config.optimiser, algorithms.num_updates(config, topology.num_hosts)

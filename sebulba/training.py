@@ -42,7 +42,7 @@ class TrainingRun:
         self._config = config
         self._topology = topology
         self._make_env = make_env
-        self._spec = spec._replace(num_envs=config.envs_per_actor)
+        self._spec = spec
         self._agent = agent
         self._learner = learner
         self._directory = directory
@@ -217,10 +217,11 @@ class TrainingRun:
     def _check_finite(self, row: Row) -> None:
         """Stop where nothing can be learnt any more, before good checkpoints make way.
 
-        An optimiser may have left out an update whose loss was not finite.
+        An optimiser may have left out an update whose loss was not finite, and a learner of the
+        user's own may log neither.
         """
-        logs = [row.get("loss"), row.get("gradient_norm")]
-        if all(math.isfinite(value) for value in logs if value is not None):
+        logs = [value for name in ("loss", "gradient_norm") if (value := row.get(name)) is not None]
+        if logs and all(map(math.isfinite, logs)):
             return
         params = jax.device_get(self.local_params())
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):

@@ -122,11 +122,13 @@ def _check_sequences(config: R2D2Config) -> None:
         config.sequence_length % config.unroll_length == 0,
         f"must be a multiple of unroll_length ({config.unroll_length}), whose starts it shares",
     )
+    # The last step of an unroll has no TD error at collection, so no priority either.
+    _require(config, "unroll_length", config.unroll_length > 1, "must be above 1 for R2D2")
     _require(
         config,
         "burn_in",
-        0 <= config.burn_in < config.sequence_length,
-        f"must be from 0 to sequence_length - 1 ({config.sequence_length - 1})",
+        0 <= config.burn_in <= config.sequence_length - 2,
+        f"must be from 0 to sequence_length - 2 ({config.sequence_length - 2})",
     )
     _require(
         config,

@@ -108,7 +108,10 @@ BAD_OPTIONS: dict[str, tuple[list[str], list[str]]] = {
     "negative threads": (["--env-threads", "-1"], ["env_threads is -1", "0 or more"]),
     "negative seed": (["--seed", "-1"], ["seed is -1", "0 to 2**32 - 1", "--seed"]),
     "huge seed": (["--seed", str(2**32)], ["seed is 4294967296"]),
-    "no inference": (["--num-inference", "0"], ["num_inference is 0", "must be a whole number above 0"]),
+    "no inference": (
+        ["--num-inference", "0"],
+        ["num_inference is 0", "a whole number above 0"],
+    ),
     "discount": (["--discount", "1.5"], ["discount is 1.5", "from 0 to 1", "--discount"]),
     "lambda": (["--lambda", "-0.5"], ["lambda_ is -0.5", "--lambda"]),
     "reward clip": (["--reward-clip", "0"], ["reward_clip is 0", "above 0, or None"]),

@@ -17,6 +17,7 @@ from sebulba.config import (
     ConfigError,
     NetworkConfig,
     OptimiserConfig,
+    R2D2Config,
     VTraceConfig,
     from_json,
     to_json,
@@ -70,6 +71,7 @@ REFUSED = [
     ("reward_scale", 0.0, "must be above 0"),
     ("baseline_cost", -0.5, "must be 0 or more"),
     ("entropy_cost", -0.5, "must be 0 or more"),
+    ("num_inference", 1.5, f"{WHOLE}, or None"),
     ("reward_clip", 0.0, "must be above 0, or None"),
 ]
 
@@ -82,6 +84,21 @@ def test_a_refusal_says_the_value_the_rule_and_the_flag(path: str, value: Any, r
     flag = "--" + path.replace("_", "-").rstrip("-")
     assert message.startswith(f"{path} is {value!r}: it {rule}")
     assert message.endswith(f"Set it with {flag}.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"burn_in": 79}, r"burn_in is 79: it must be from 0 to sequence_length - 2 \(78\)"),
+        ({"burn_in": -1}, "burn_in is -1"),
+        ({"unroll_length": 1}, "unroll_length is 1: it must be above 1"),
+        ({"unroll_length": 30}, r"sequence_length is 80: it must be a multiple .*\(30\)"),
+    ],
+)
+def test_every_sequence_has_an_error_to_learn_from(changes: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate(R2D2Config(**changes))
+    validate(R2D2Config(burn_in=78))
 
 
 def test_devices_that_do_both_leave_none_that_only_act() -> None:

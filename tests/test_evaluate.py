@@ -14,7 +14,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import ActorOutput, ConfigError, Evaluation, algorithms, envs
-from sebulba.config import CheckpointConfig
+from sebulba.config import CheckpointConfig, VTraceConfig
 from sebulba.rundir import load_config
 from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
 
@@ -228,3 +228,22 @@ def test_a_run_with_an_agent_of_ones_own_is_evaluated_with_it(tmp_path: Path) ->
     assert len(sebulba.evaluate_run(tmp_path, 3, agent=agent).returns) == 3
     with pytest.raises(ConfigError, match=r"greedy is True, but PolicyAgent chooses"):
         sebulba.evaluate_run(tmp_path, 3, agent=agent, greedy=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnConfig(VTraceConfig):
+    """A class that this library does not know."""
+
+    more: int = 3
+
+
+def test_a_run_with_a_config_of_ones_own_class_is_resumed_and_evaluated(tmp_path: Path) -> None:
+    config = OwnConfig(**vars(tiny(out=tmp_path)), more=5)
+    result = sebulba.train(config, progress=False, topology=on(1))
+    with pytest.raises(ConfigError, match=r"'OwnConfig' is unknown.*as config_class"):
+        sebulba.evaluate_run(tmp_path, 3)
+    assert len(sebulba.evaluate_run(tmp_path, 3, config_class=OwnConfig).returns) == 3
+    saved = load_config(tmp_path, OwnConfig)
+    assert isinstance(saved, OwnConfig) and saved.more == 5
+    again = dataclasses.replace(saved, resume=True, total_steps=2 * config.total_steps)
+    assert sebulba.train(again, progress=False, topology=on(1)).updates > result.updates

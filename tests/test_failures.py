@@ -20,14 +20,16 @@ import pytest
 from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
 
 import sebulba
-from sebulba import algorithms, threads
+from sebulba import algorithms, distributions, threads
 from sebulba.checkpoint import Checkpointer
 from sebulba.config import CheckpointConfig, VTraceConfig
+from sebulba.learners import VTraceLearner
 from sebulba.metrics import MetricsWriter
 from sebulba.rundir import checkpoints_in
 from sebulba.types import Env, Timestep
 
-SECONDS = 5.0
+SECONDS = 20.0
+"""Less than a wait without end would take; more than a busy machine needs to write a checkpoint."""
 SLOW = pytest.mark.parametrize("slow", [False, True], ids=["fast learner", "slow learner"])
 LONG = 100_000
 
@@ -324,6 +326,25 @@ def test_an_optimiser_may_leave_out_what_is_not_finite() -> None:
     result = run(tiny(total_steps=800), optimiser=patient, make_env=OneBadReward)
     assert any(np.isnan(row["loss"]) for row in result.metrics)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: Path) -> None:
+    class Silent(VTraceLearner):
+        def update(self, state: Any) -> Any:
+            state, _ = super().update(state)
+            return jax.tree.map(lambda leaf: leaf * jnp.nan, state), {}
+
+    config = tiny(total_steps=2000, out=tmp_path, checkpoint=CheckpointConfig(every=3))
+
+    def make_learner(agent: Any, spec: Any, optimiser: Any, topology: Any) -> Silent:
+        policy = distributions.make(spec.action)
+        return Silent(config, agent, policy, optimiser, topology)
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        run(config, make_learner=make_learner)
+    assert (
+        not checkpoints_in(tmp_path).exists() or not Checkpointer(checkpoints_in(tmp_path)).turns()
+    )
 
 
 def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:

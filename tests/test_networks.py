@@ -12,7 +12,7 @@ import pytest
 from sebulba import algorithms, distributions
 from sebulba.agent import PolicyAgent, add_time
 from sebulba.config import ConfigError, NetworkConfig, VTraceConfig
-from sebulba.networks import initial_state, stack_frames
+from sebulba.networks import _torso, initial_state, stack_frames
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
 
 T, B = 9, 3
@@ -357,3 +357,14 @@ def test_only_bytes_are_standardised() -> None:
     assert algorithms.make_agent(config, spec(36, 40, 3, dtype=BYTE))
     with pytest.raises(ConfigError, match=r"observes float32: only .*uint8.* --network.pixels sca"):
         algorithms.make_agent(config, spec(36, 40, 3))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> None:
+    config = NetworkConfig(torso="small", hidden_sizes=(8,), dtype="bfloat16")
+    torso = _torso(config, jnp.dtype("bfloat16"))
+    images = jnp.zeros((2, 42, 42, 3), dtype)
+    params = torso.init(jax.random.key(0), images)
+    _, seen = torso.apply(params, images, capture_intermediates=True)
+    results = jax.tree.leaves(seen)
+    assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}

@@ -107,6 +107,29 @@ def test_a_sequence_without_errors_keeps_a_small_chance_until_it_is_cleared() ->
     assert priorities.powers.tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_one_error_that_is_no_number_is_not_all_that_is_drawn(bad: float) -> None:
+    priorities = Priorities(1000, 0.9)
+    priorities.set(np.arange(1000), np.ones(1000))
+    priorities.set(np.array([500]), np.array([bad]))
+    drawn = priorities.draw(64, np.random.default_rng(4))
+    assert np.isfinite(drawn.probabilities).all()
+    if np.isnan(bad):
+        assert len(set(drawn.indices.tolist())) > 50
+    priorities.set(np.array([500]), np.array([1.0]))
+    assert len(set(priorities.draw(64, np.random.default_rng(4)).indices.tolist())) > 50
+
+
+@pytest.mark.parametrize("now", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("before", [0.0, 0.9])
+def test_saved_priorities_take_a_new_exponent(before: float, now: float) -> None:
+    saved, loaded = Priorities(3, before), Priorities(3, now)
+    saved.set(np.array([0, 2]), np.array([0.5, 8.0]))
+    loaded.load_state(saved.state())
+    expected = np.array([0.5, 8.0]) ** now if before else np.ones(2)
+    np.testing.assert_allclose(loaded.powers, [expected[0], 0, expected[1]])
+
+
 # One shard against a model
 
 

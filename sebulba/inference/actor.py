@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from sebulba import threads
+from sebulba.inference.check import check_timestep
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -23,7 +24,7 @@ class Unroll(NamedTuple):
 
     Attributes:
       parts: one trajectory on each learner device of this host, cut along B.
-      version: updates behind the parameters that acted.
+      version: turns of the learner behind the parameters that acted.
       episodes: (return, length) of the episodes that ended in it.
       seconds: the actor's time since its last unroll: ``environment``, ``act``,
         ``transfer`` (to the learners), ``queue`` and ``params`` (waiting for either).
@@ -90,6 +91,7 @@ class Actor:
 
     def _act_forever(self, env: Env) -> None:
         timestep = env.reset()
+        check_timestep(timestep, self._program.spec)
         episodes = EpisodeTracker(timestep)
         current = self._params()
         key, unroll, exploration = jax.device_put(
@@ -111,6 +113,7 @@ class Actor:
                 episodes.update(timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
                 self._seconds["act"] += acted - start
+            check_timestep(timestep, self._program.spec)
             start = time.perf_counter()
             with jax.transfer_guard_host_to_device("allow"):
                 parts, carry = self._program.finish(carry, timestep)

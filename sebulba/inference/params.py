@@ -13,7 +13,7 @@ from sebulba.types import Params
 
 
 class Versioned(NamedTuple):
-    """Parameters and the number of updates that made them."""
+    """Parameters and the turns of the learner that made them."""
 
     version: int
     params: Params

@@ -58,9 +58,9 @@ class ActorProgram:
     def __init__(
         self, agent: Agent, spec: EnvSpec, unroll_length: int, parts: int, explore: Explore | None
     ) -> None:
-        """``parts`` must divide ``spec.num_envs``."""
+        """``parts`` must divide ``spec.num_envs``, the environments of one actor."""
         self._agent = agent
-        self._spec = spec
+        self.spec = spec
         self._unroll_length = unroll_length
         self._parts = parts
         self._explore = explore
@@ -85,7 +85,7 @@ class ActorProgram:
                 timesteps=self._timestep_shapes(),
                 outputs=self._output_shapes(params),
                 initial_state=(),
-                state=self._agent.initial_state(self._spec.num_envs),
+                state=self._agent.initial_state(self.spec.num_envs),
                 t=jnp.zeros((), jnp.int32),
                 unroll=unroll,
                 key=key,
@@ -115,14 +115,14 @@ class ActorProgram:
         return parts, _fresh(carry._replace(unroll=carry.unroll + 1))
 
     def _timestep_shapes(self) -> Timestep:
-        lead = (self._unroll_length + 1, self._spec.num_envs)
+        lead = (self._unroll_length + 1, self.spec.num_envs)
 
         def stacked(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(lead + shape, dtype)
 
         observation = jax.tree.map(
             lambda array: stacked(array.shape, array.dtype),
-            self._spec.observation,
+            self.spec.observation,
             is_leaf=lambda node: hasattr(node, "dtype"),
         )
         return Timestep(
@@ -136,7 +136,7 @@ class ActorProgram:
         timestep = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._timestep_shapes()
         )
-        state = jax.eval_shape(lambda: self._agent.initial_state(self._spec.num_envs))
+        state = jax.eval_shape(lambda: self._agent.initial_state(self.spec.num_envs))
         output, _ = jax.eval_shape(self._agent.act, params, jax.random.key(0), timestep, state)
         stacked: ActorOutput = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((self._unroll_length, *leaf.shape), leaf.dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +32,24 @@ class Priorities:
         """The priorities to the power of the exponent, ``[N]``; a view."""
         return self._powers
 
+    def state(self) -> dict[str, np.ndarray]:
+        """The priorities to the power of the exponent, ``[N]``, and the exponent; copies."""
+        return {"powers": self._powers.copy(), "exponent": np.array(self._exponent)}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set what ``state`` returned, perhaps with another exponent; one of 0 tells nothing."""
+        exponent = float(state.get("exponent", np.array(self._exponent)))
+        there = state["powers"] > 0
+        change = self._exponent / exponent if exponent else 1.0
+        self._powers[:] = np.where(there, state["powers"] ** change, 0.0)
+
     def set(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Set priorities; a sequence without any TD error still keeps a small chance."""
-        self._powers[indices] = np.maximum(priorities, _SMALLEST) ** self._exponent
+        """Set priorities; a sequence without any TD error still keeps a small chance.
+
+        One that is not finite would be all that is ever drawn.
+        """
+        finite = np.clip(np.nan_to_num(priorities), _SMALLEST, _LARGEST)
+        self._powers[indices] = finite**self._exponent
 
     def clear(self, indices: np.ndarray) -> None:
         """Never draw ``indices`` until they are set again."""
@@ -54,4 +70,4 @@ class Priorities:
         return Drawn(indices, self._powers[indices] / total)
 
 
-_SMALLEST = 1e-6
+_SMALLEST, _LARGEST = 1e-6, 1e6

@@ -113,12 +113,12 @@ class ReplayShard:
             for lane, errors in enumerate(self._coming)
             if errors
         }
-        powers, size = self.priorities.powers.copy(), np.array(self.size)
-        return {"powers": powers, "unrolls": self._unrolls.copy(), "size": size, **coming}
+        counts = {"unrolls": self._unrolls.copy(), "size": np.array(self.size)}
+        return {**self.priorities.state(), **counts, **coming}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what ``state`` returned."""
-        self.priorities.powers[:] = state["powers"]
+        self.priorities.load_state(state)
         self._unrolls[:] = state["unrolls"]
         self.size = int(state["size"])
         for lane, errors in enumerate(self._coming):

@@ -1,0 +1,64 @@
+"""An environment that does not give what its spec says is refused, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from whole_runs import on, tiny
+
+import sebulba
+from sebulba import envs
+from sebulba.config import ConfigError
+from sebulba.inference.check import check_timestep
+from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
+
+B = 3
+SPEC = EnvSpec(ArraySpec((6, 6), np.dtype(np.uint8)), DiscreteSpec(2), B)
+GOOD = Timestep(
+    np.zeros((B, 6, 6), np.uint8), np.zeros(B, np.float32), np.ones(B, np.float32), np.ones(B, bool)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"observation": np.zeros((B, 6, 6))}, r"observation is float64 \[3, 6, 6\].*uint8"),
+        ({"observation": np.zeros((B, 5, 6), np.uint8)}, r"\[3, 5, 6\].*\[3, 6, 6\]"),
+        ({"observation": np.zeros((1, 6, 6), np.uint8)}, r"\[1, 6, 6\].*\[3, 6, 6\]"),
+        ({"observation": {"x": GOOD.observation}}, "make the one like the other"),
+        ({"first": np.ones(B, np.uint8)}, r"first is uint8 \[3\].*bool"),
+        ({"reward": np.zeros((B, 1))}, r"reward is float32 \[3, 1\].*\[3\]"),
+        ({"discount": np.float32(1)}, r"discount is float32 \[\].*\[3\]"),
+    ],
+)
+def test_what_differs_from_the_spec_is_named(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_timestep(GOOD._replace(**changes), SPEC)
+
+
+def test_what_jax_takes_for_the_same_passes() -> None:
+    check_timestep(GOOD, SPEC)
+    check_timestep(GOOD._replace(reward=np.zeros(B), discount=np.ones(B, np.int64)), SPEC)
+    told = {"a": ArraySpec((2,), np.dtype(np.float32)), "b": ArraySpec((), np.dtype(np.int32))}
+    given = {"a": np.zeros((B, 2)), "b": np.zeros(B, np.int64)}
+    check_timestep(GOOD._replace(observation=given), SPEC._replace(observation=told))
+    with pytest.raises(ConfigError, match=r"observation\['b'\] is float32"):
+        wrong = {**given, "b": np.zeros(B, np.float32)}
+        check_timestep(GOOD._replace(observation=wrong), SPEC._replace(observation=told))
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_training_ends_with_it(method: str) -> None:
+    class Bytes(envs.Catch):
+        """Catch, whose observations are not the float32 of its spec."""
+
+    def as_bytes(self: Any, *words: Any) -> Timestep:
+        timestep: Timestep = getattr(envs.Catch, method)(self, *words)
+        return timestep._replace(observation=timestep.observation.astype(np.uint8))
+
+    setattr(Bytes, method, as_bytes)
+    with pytest.raises(ConfigError, match=r"environment's observation is uint8 .* float32") as end:
+        sebulba.train(tiny(), make_env=Bytes, topology=on(1), progress=False)
+    assert any("actor-" in note for note in end.value.__notes__)
