@@ -179,7 +179,7 @@ def epsilon_greedy(key: jax.Array, output: ActorOutput, epsilon: jax.Array) -> A
     """Replace the actions of ``QAgent`` by uniform ones with probability ``epsilon`` (``[B]``)."""
     choose, draw = jax.random.split(key)
     batch, num_actions = output.extras.shape
-    explore = jax.random.uniform(choose, (batch,)) < epsilon
+    explore = jax.random.uniform(choose, (batch,), jnp.float32) < epsilon
     random = jax.random.randint(draw, (batch,), 0, num_actions, jnp.int32)
     return output._replace(action=jnp.where(explore, random, output.action))
 

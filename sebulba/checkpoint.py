@@ -22,6 +22,7 @@ class Checkpointer:
     def __init__(self, directory: Path, keep: int = 1) -> None:
         """``directory`` is made when the first checkpoint is written."""
         self._directory = directory
+        self._is_writing = False
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -53,6 +54,7 @@ class Checkpointer:
             return
         # The learner donates its state to the next update, while this is still being written.
         copies = _copy((state, params))
+        self._is_writing = True
         self._manager.save(
             turn,
             args=ocp.args.Composite(
@@ -91,20 +93,32 @@ class Checkpointer:
     def _restore(self, turn: int, **items: Any) -> Any:
         try:
             return self._manager.restore(turn, args=ocp.args.Composite(**items))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"checkpoint {turn} in {self._directory} is gone or not whole ({error}): a run "
+                "that trains removes older ones. Try again, or remove it and use the one before."
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"checkpoint {turn} in {self._directory} does not fit this "
-                "config's network and optimiser: use the config that wrote it."
+                f"checkpoint {turn} in {self._directory} does not fit this config's network and "
+                "optimiser: use the config that wrote it. Where that did write it, it is damaged "
+                f"({str(error).splitlines()[0]}): remove it and use the one before."
             ) from error
 
     def check(self) -> None:
-        """Raise what went wrong in writing, if anything did."""
-        self._manager.check_for_errors()
+        """Raise what went wrong in writing, if anything did; it does not wait."""
+        # Orbax's own check looks where its thread has already taken the error from, or takes it
+        # before that thread, which then removes an older checkpoint in favour of the failed one.
+        if self._is_writing and not self._manager.is_saving_in_progress():
+            self._is_writing = False
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait for the last write to be complete, and raise what went wrong in it."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        try:
+            self._manager.wait_until_finished()
+        finally:
+            self._manager.close()
 
 
 @jax.jit

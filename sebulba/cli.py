@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,7 +157,7 @@ def parse(default: Config, words: Sequence[str]) -> Config:
     if config.resume and config.out is not None:
         saved = load_config(config.out)
         if saved.preset != default.preset:
-            command = f"sebulba train {saved.preset} --out {config.out} --resume"
+            command = _resume_command(saved.preset, config.out)
             raise ConfigError(
                 f"{config.out} was trained with the preset {saved.preset!r}, not "
                 f"{default.preset!r}: resume it "
@@ -166,13 +168,16 @@ def parse(default: Config, words: Sequence[str]) -> Config:
 
 
 def _parse(default: Config, words: Sequence[str], command: str = "train") -> Config:
-    return tyro.cli(
+    config = tyro.cli(
         type(default),
         default=default,
         args=words,
         prog=f"sebulba {command} {default.preset}",
         description=type(default).__doc__,
     )
+    # A shell leaves the ~ in --out=~/runs as it is.
+    out = config.out and config.out.expanduser()
+    return dataclasses.replace(config, out=out)
 
 
 def _help(words: Sequence[str], usage: str) -> None:
@@ -315,8 +320,12 @@ def _interrupted(config: Config) -> str:
     assert config.out is not None
     if not has_checkpoints(config.out):
         return "Interrupted before the first checkpoint: nothing was saved."
-    command = f"sebulba train {config.preset} --out {config.out} --resume"
+    command = _resume_command(config.preset, config.out)
     return f"Interrupted; go on from the last checkpoint with: {command}"
+
+
+def _resume_command(preset: str, out: Path) -> str:
+    return shlex.join(["sebulba", "train", preset, "--out", str(out), "--resume"])
 
 
 def _new_directory(config: Config) -> Path:
@@ -331,9 +340,10 @@ def _report(out: Path, rows: Sequence[dict[str, float | int | None]]) -> None:
     if mean is not None:
         _say(f"Return, mean of the last 100 episodes: {mean:.2f}")
     _say(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
-    _say(f"Evaluate it with: sebulba eval {out}")
+    _say(f"Evaluate it with: {shlex.join(['sebulba', 'eval', str(out)])}")
 
 
 def _say(text: str) -> None:
-    # Not wrapped: paths and commands are there to be copied.
-    Console().print(escape(text), soft_wrap=True)
+    # Not wrapped: paths and commands are there to be copied. A closed terminal loses nothing.
+    with contextlib.suppress(OSError):
+        Console().print(escape(text), soft_wrap=True)

@@ -195,9 +195,9 @@ def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
         dimension_numbers=("NWC", "WIO", "NWC"),
     )
     y = y.reshape(batch, height, -1, rows, out)
-    (low, high), none = pads[0], (0, 0, 0)
+    (low, high), none, zero = pads[0], (0, 0, 0), jnp.zeros((), y.dtype)
     shifted = [
-        lax.pad(y[:, :, :, i], 0.0, (none, (low - i, high - (rows - 1 - i), 0), none, none))
+        lax.pad(y[:, :, :, i], zero, (none, (low - i, high - (rows - 1 - i), 0), none, none))
         for i in range(rows)
     ]
     return sum(shifted[1:], shifted[0])

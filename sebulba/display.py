@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -59,10 +60,12 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Print a line of its own, above the panel where there is one."""
-        self._view.message(text)
+        with self._while_someone_reads():
+            self._view.message(text)
 
     def __enter__(self) -> Self:
-        self._view.open()
+        with self._while_someone_reads():
+            self._view.open()
         return self
 
     def __exit__(
@@ -74,13 +77,23 @@ class Progress:
         try:
             self._flush()
         finally:
-            self._view.close()
+            with self._while_someone_reads():
+                self._view.close()
 
     def _flush(self) -> None:
         if self._pending:
             self._pending = False
-            self._view.show(self._known)
+            with self._while_someone_reads():
+                self._view.show(self._known)
             self._due = time.monotonic() + self._view.period
+
+    @contextlib.contextmanager
+    def _while_someone_reads(self) -> Iterator[None]:
+        """Show nothing any more once the output is gone, as a closed terminal or pipe is."""
+        try:
+            yield
+        except OSError:
+            self._view = _View()
 
 
 class _View:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
-from importlib.metadata import version
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from sebulba.version import __version__
 
 HEARTBEAT_SECONDS = 10
 """A host that has not been heard of for so long is taken for dead, and the others end."""
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool")
+_VISIBLE_DEVICES = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", "libtpu")
 
 
 def initialise(
@@ -49,11 +51,13 @@ def initialise(
             f"process_id is {process_id}: it must be from 0 to num_processes - 1 "
             f"({num_processes - 1}). Set --process-id."
         )
+    before = {name: jax.config.values[name] for name in _VISIBLE_DEVICES}
     try:
         jax.distributed.initialize(
             coordinator,
             num_processes,
             process_id,
+            cluster_detection_method=None if _may_find_hosts(os.environ, given) else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             # The default of five minutes is how long a host waits for one that has failed.
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
@@ -63,6 +67,30 @@ def initialise(
         alone = isinstance(error, ValueError) or "must be called before" in str(error)
         if any(given) or not alone:
             raise
+    if _is_only_task(os.environ):
+        # JAX leaves each task of SLURM and Open MPI the one GPU of its number on the node.
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def _may_find_hosts(environment: Mapping[str, str], given: Sequence[bool]) -> bool:
+    """Whether JAX should look for other hosts.
+
+    Not where they are given. In a pod of Kubernetes that is no part of an indexed job there are
+    none, and JAX's search fails there.
+    """
+    is_pod = "KUBERNETES_SERVICE_HOST" in environment
+    return not all(given) and (not is_pod or "JOB_COMPLETION_INDEX" in environment)
+
+
+def _is_only_task(environment: Mapping[str, str]) -> bool:
+    """Whether SLURM or Open MPI runs no other task of this program on this node."""
+    if "JAX_LOCAL_DEVICE_IDS" in environment:
+        return False
+    tasks, nodes = environment.get("SLURM_NTASKS"), environment.get("SLURM_STEP_NUM_NODES")
+    if tasks is not None and tasks == nodes:
+        return True
+    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
 
 
 def num_hosts() -> int:
@@ -86,13 +114,24 @@ def naming_the_host() -> Iterator[None]:
         raise
 
 
-def agree(config: Config) -> None:
-    """Check that all hosts run the same config with the same versions.
+def agree(config: Config, layout: str) -> None:
+    """Check that all hosts run the same config, on the same layout, with the same versions.
 
     Raises:
       ConfigError: naming what differs and on which host.
     """
-    mine = _facts(config)
+    mine = {**_facts(config), "layout": layout}
+    # What is compared depends on the kind of config: hosts must gather arrays of one size.
+    agree_on({"the names of the config's fields": sorted(mine)})
+    agree_on(mine)
+
+
+def agree_on(mine: Mapping[str, Any]) -> None:
+    """Check that these values, of the same names, are the same on all hosts.
+
+    Raises:
+      ConfigError: naming what differs and on which host.
+    """
     everywhere = gather(np.stack([_digest(value) for value in mine.values()]))
     for number, (name, value) in enumerate(mine.items()):
         different = [
@@ -104,15 +143,22 @@ def agree(config: Config) -> None:
             raise ConfigError(
                 f"{name} is not the same on all hosts: host(s) {different} differ from host 0 "
                 f"(on this host, {jax.process_index()}, it is {value}). Start every host with the "
-                "same command and the same versions."
+                "same command, versions and run directory."
             )
 
 
 def _facts(config: Config) -> dict[str, Any]:
     fields = json.loads(to_json(config))
-    versions = {f"version of {name}": version(name) for name in _PACKAGES}
+    versions = {f"version of {name}": _version(name) for name in _PACKAGES}
     versions["version of sebulba"] = __version__
     return {**fields, **versions, "devices per host": jax.local_device_count()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _digest(value: Any) -> np.ndarray:

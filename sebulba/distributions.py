@@ -46,7 +46,7 @@ class Categorical:
 
     def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
         """Draw one action for each row of ``parameters``."""
-        uniform = jax.random.uniform(key, parameters.shape[:-1])
+        uniform = jax.random.uniform(key, parameters.shape[:-1], parameters.dtype)
         action = _inverse_cdf(uniform, parameters)
         return Sample(action, action)
 
@@ -121,7 +121,9 @@ class DiagonalGaussian:
     def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
         """Draw one action for each row of ``parameters``."""
         mean, log_std = _mean_and_log_std(parameters)
-        return self._squashed(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape))
+        return self._squashed(
+            mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
+        )
 
     def mode(self, parameters: jax.Array) -> Sample:
         """The squashed mean."""

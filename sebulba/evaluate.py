@@ -49,7 +49,7 @@ class Evaluation:
 
 
 def evaluate_run(
-    directory: Path,
+    directory: Path | str,
     episodes: int = 100,
     *,
     greedy: bool = False,
@@ -76,6 +76,7 @@ def evaluate_run(
         an ``agent``, which alone knows how it acts.
     """
     _check(episodes, seed)
+    directory = Path(directory).expanduser()
     config = load_config(directory, config_class)
     turns = checkpoint_turns(directory)
     turn = turns[-1] if checkpoint is None else checkpoint
@@ -98,8 +99,11 @@ def evaluate_run(
         )
     fresh = jax.jit(agent.init)(jax.random.key(0))
     params = checkpoints.restore_params(turn, fresh)
+    # Before the games: a run that still trains may remove the checkpoint meanwhile.
+    update = int(checkpoints.counts(turn)["updates"])
+    checkpoints.close()
     result = evaluate(agent, params, make_env, episodes, seed=seed)
-    return dataclasses.replace(result, update=int(checkpoints.counts(turn)["updates"]))
+    return dataclasses.replace(result, update=update)
 
 
 def evaluate(

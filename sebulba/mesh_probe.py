@@ -64,17 +64,16 @@ def _child(
     words = [tpu_slice.generation.name, tpu_slice.shape, chips, averaging, *counts]
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    result = subprocess.run(
-        [sys.executable, "-m", "sebulba.mesh_probe", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": path,
-        },
-    )
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "sebulba.mesh_probe", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"the compiler gave no answer in {TIMEOUT} s"
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
     check = re.search(r"Check failed: .*", result.stderr)
     last = result.stderr.strip().rpartition("\n")[2]

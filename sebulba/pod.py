@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -30,9 +31,9 @@ class Exit:
 def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exit]:
     """Run ``sebulba ARGUMENTS`` in ``hosts`` processes; returns their ends in order of time.
 
-    Output lines get the number of their host in front. SIGINT and SIGTERM are passed on; the
-    second kills the processes. Once one has failed, the others are killed if they have not ended by
-    themselves in time.
+    Output lines get the number of their host in front. SIGINT, SIGTERM and SIGHUP are passed on;
+    Ctrl-C after that kills the processes. Once one has failed, the others are killed if they have
+    not ended by themselves in time.
     """
     coordinator = f"127.0.0.1:{_free_port()}"
     processes = [
@@ -77,7 +78,9 @@ def _start(
 def _print_from(host: int, process: subprocess.Popen[str]) -> threading.Thread:
     def copy(lines: IO[str]) -> None:
         for line in lines:
-            print(f"[host {host}] {line}", end="", flush=True)
+            # Where nobody reads them any more, the lines must still leave the pipe.
+            with contextlib.suppress(OSError):
+                print(f"[host {host}] {line}", end="", flush=True)
 
     assert process.stdout is not None
     thread = threading.Thread(target=copy, args=(process.stdout,), name=f"output-{host}")

@@ -15,7 +15,7 @@ import jax
 from sebulba.algorithms import CONFIGS
 from sebulba.checkpoint import Checkpointer, Counts
 from sebulba.config import Config, ConfigError, from_json, to_json
-from sebulba.distributed import is_lead
+from sebulba.distributed import agree_on, is_lead
 from sebulba.metrics import MetricsWriter
 from sebulba.types import Params
 
@@ -72,6 +72,7 @@ class RunDirectory:
         assert self._checkpoints is not None
         turn = self._checkpoints.latest()
         assert turn is not None
+        agree_on({"the last checkpoint in the run directory": turn})
         restored, counts = self._checkpoints.restore(turn, state)
         return turn, restored, counts
 

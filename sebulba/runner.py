@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import optax
 
@@ -82,6 +83,8 @@ def train(
     validate(config)
     if make_env is not None:
         config = dataclasses.replace(config, env=OWN_ENV)
+    if config.out is not None:  # From Python it may be a string.
+        config = dataclasses.replace(config, out=Path(config.out).expanduser())
     allocator.keep_freed_memory()
     notes: list[str] = []
     if topology is None:
@@ -102,7 +105,7 @@ def train(
         learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
     else:
         learner = make_learner(agent, spec, optimiser, topology)
-    distributed.agree(config)
+    distributed.agree(config, topology.layout)
     title = f"{config.preset or type(config).__name__} · {config.env} · {topology}"
     with RunDirectory(config) as directory, distributed.naming_the_host():
         run = TrainingRun(config, topology, make_env, spec, agent, learner, directory)

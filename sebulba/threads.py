@@ -24,7 +24,10 @@ _WAY = 5
 
 
 class Interrupt:
-    """Set by the first Ctrl-C or SIGTERM; the second raises at once.
+    """Set by the first Ctrl-C, SIGTERM or SIGHUP; Ctrl-C after that raises at once.
+
+    The others come twice where a scheduler tells the processes both itself and through their
+    parent, or a machine that shuts down sends one after the other: that is one request.
 
     A plain attribute, because a signal handler runs in the middle of whatever the main thread
     was doing and must not take a lock that it may hold.
@@ -35,11 +38,16 @@ class Interrupt:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[Interrupt]:
-        """Handle SIGINT and SIGTERM inside the context, where this is the main thread."""
+        """Handle these signals inside the context, where this is the main thread.
+
+        SIGHUP stays ignored where it is, as under nohup.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signals.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._handle) for number in signals}
         try:
             yield self
@@ -48,9 +56,10 @@ class Interrupt:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal = number
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
 
 
 class ThreadGroup:
@@ -76,8 +85,8 @@ class ThreadGroup:
     def start(self, name: str, target: Callable[[], None]) -> None:
         """Run ``target`` in a new thread."""
         thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def stop(self) -> None:
         """Ask every thread to end."""

@@ -92,20 +92,15 @@ class TrainingRun:
             try:
                 for note in filter(None, [*notes, *self._notes]):
                     display.message(note)
-                self._publish()
-                self._start_actors(group)
-                with contextlib.suppress(ShutDown):
-                    self._learn(display)
-                if self._interrupted():
-                    display.message("stopping; Ctrl-C again would end without a checkpoint")
-            except Exception as error:
-                error.add_note(f"in the learner, update {self.updates}")
+                self._act_and_learn(group, display)
+                self._finish(display)
+            except Exception:
+                # After the actors: nothing is written any more once the directory is unlocked.
                 with contextlib.suppress(Exception):
                     self._learner.close()
                 raise
-            finally:
-                group.close()
-            self._finish(display)
+            self._learner.close()
+            self._directory.finish()
         if self._interrupted():
             raise KeyboardInterrupt
 
@@ -117,6 +112,20 @@ class TrainingRun:
 
     def _interrupted(self) -> bool:
         return self._stop or self._interrupt.signal is not None
+
+    def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
+        try:
+            self._publish()
+            self._start_actors(group)
+            with contextlib.suppress(ShutDown):
+                self._learn(display)
+            if self._interrupted():
+                display.message("stopping; Ctrl-C again would end without a checkpoint")
+        except Exception as error:
+            error.add_note(f"in the learner, update {self.updates}")
+            raise
+        finally:
+            group.close()
 
     def _learn(self, display: Progress) -> None:
         config = self._config
@@ -160,14 +169,10 @@ class TrainingRun:
         self._stop = self._stop or bool(count.interrupts)
 
     def _finish(self, display: Progress) -> None:
-        try:
-            self._collect(under_way=0)
-            if self._turn > self._logged_turn:
-                self._log(display)
-            self._save()
-        finally:
-            self._learner.close()
-        self._directory.finish()
+        self._collect(under_way=0)
+        if self._turn > self._logged_turn:
+            self._log(display)
+        self._save()
 
     def _take(self) -> list[Delivery]:
         lanes = self._schedule.lanes_of(self._turn)

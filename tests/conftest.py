@@ -22,7 +22,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 10.0
 """What a thread that was told to end may take to do so."""
 
 

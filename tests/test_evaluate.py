@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,19 @@ def test_a_run_with_an_agent_of_ones_own_is_evaluated_with_it(tmp_path: Path) ->
     assert len(sebulba.evaluate_run(tmp_path, 3, agent=agent).returns) == 3
     with pytest.raises(ConfigError, match=r"greedy is True, but PolicyAgent chooses"):
         sebulba.evaluate_run(tmp_path, 3, agent=agent, greedy=True)
+
+
+def test_a_run_that_trains_may_remove_the_checkpoint_meanwhile(tmp_path: Path) -> None:
+    result = sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), make_env=Known)
+
+    class Removing(Known):
+        def step(self, action: Any) -> Timestep:
+            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+            return super().step(action)
+
+    evaluation = sebulba.evaluate_run(str(tmp_path), 3, make_env=Removing)
+    assert evaluation.update == result.updates
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -236,7 +237,63 @@ def test_checkpoint_fails_in_the_background(
         run(tiny(total_steps=2000, out=tmp_path, log_every=10**6), slow=slow)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
+    state = {"weights": jnp.arange(1_000_000.0)}
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, state, state, {})
+    checkpoints._manager.wait_until_finished()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        deadline = time.monotonic() + SECONDS
+        with pytest.raises(ValueError, match="Error writing"):
+            checkpoints.save(2, state, state, {})
+            while time.monotonic() < deadline:
+                checkpoints.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        checkpoints.close()
+    assert Checkpointer(tmp_path).turns() == [1]
+
+
+def test_actors_stop_within_one_step_of_their_environment() -> None:
+    late = []
+
+    def slow(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 12:
+            raise Broken
+        if env.actor == 1 and env.steps >= 12:
+            late.append(env.steps)
+            time.sleep(0.2)
+
+    with pytest.raises(Broken):
+        run(tiny(total_steps=LONG, unroll_length=100), make_env=HookedEnvs(on_step=slow))
+    assert len(late) <= 2
+
+
+def test_the_learner_is_closed_whatever_ends_the_run(clock: Clock) -> None:
+    closed = []
+
+    class Closing(VTraceLearner):
+        def close(self) -> None:
+            actors = [t.name for t in threading.enumerate() if t.name.startswith("actor-")]
+            closed.append(actors)
+
+    config = tiny(total_steps=LONG)
+
+    def make_learner(agent: Any, spec: Any, optimiser: Any, topology: Any) -> Closing:
+        return Closing(config, agent, distributions.make(spec.action), optimiser, topology)
+
+    with pytest.raises(Broken):
+        run(
+            config,
+            make_env=HookedEnvs(on_step=fail_at(clock, 0, 23)),
+            make_learner=make_learner,
+        )
+    assert closed == [[]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @SLOW
 def test_signal_saves_and_ends(number: int, slow: bool, tmp_path: Path) -> None:
     sent_at = []

@@ -15,7 +15,7 @@ from sebulba.inference.check import check_timestep
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
-from sebulba.queues import TrajectoryQueue
+from sebulba.queues import ShutDown, TrajectoryQueue
 from sebulba.types import ArrayTree, Env, Trajectory
 
 
@@ -100,6 +100,8 @@ class Actor:
         carry = self._program.start(current.params, key, unroll)
         while True:
             for _ in range(self._unroll_length):
+                if self._queue.is_down():  # Whoever stops waits for the environment's step alone.
+                    raise ShutDown
                 start = time.perf_counter()
                 # The call itself takes the timestep to the device, at an eighth of the cost of
                 # device_put: it is the one transfer that is not asked for by name.

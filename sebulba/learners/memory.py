@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,8 @@ def check_memory(
     Raises:
       ConfigError: it is more than is free.
     """
+    # A learner of an earlier training may still hold its replay, in a cycle of references.
+    gc.collect()
     free = _free(placement, devices)
     where = "host memory" if placement == "host" else f"memory of {len(devices)} learner device(s)"
     line = f"replay takes {_gib(needed)} of {where}"

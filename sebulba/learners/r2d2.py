@@ -190,7 +190,7 @@ class R2D2Learner(Learner):
         """Absolute TD errors ``[T, B]`` from the actor's own Q values.
 
         The Q values of the last timestep belong to the next unroll, so the last step has none:
-        NaN, as have the steps that are not part of the problem.
+        -1, as have the steps that are not part of the problem.
         """
         q_values = trajectory.actor.extras
         timestep = jax.tree.map(lambda leaf: leaf[1:-1], trajectory.timestep)
@@ -203,14 +203,15 @@ class R2D2Learner(Learner):
             timestep.first,
             n=self._config.n_step,
         )
-        errors = jnp.where(timestep.first, jnp.nan, jnp.abs(output.td_errors))
-        return jnp.concatenate([errors, jnp.full_like(q_values[:1, :, 0], jnp.nan)])
+        errors = jnp.where(timestep.first, -1, jnp.abs(output.td_errors))
+        return jnp.concatenate([errors, jnp.full_like(errors[:1], -1)])
 
     def _priority(self, errors: np.ndarray) -> np.ndarray:
         """``losses.sequence_priorities`` of the steps after the burn-in, on the host."""
         errors = errors[self._config.burn_in :]
-        valid = np.maximum(1, np.sum(~np.isnan(errors), axis=0))
-        errors = np.nan_to_num(errors)
+        there = errors >= 0
+        valid = np.maximum(1, np.sum(there, axis=0))
+        errors = np.where(there, errors, 0)
         eta = self._config.replay.priority_eta
         priorities: np.ndarray = eta * errors.max(axis=0) + (1 - eta) * errors.sum(axis=0) / valid
         return priorities

@@ -74,7 +74,7 @@ class ReplayShard:
         Args:
           lane: the actor that it came from.
           trajectory: ``[T+1, B, ...]``.
-          errors: ``[T, B]``, absolute TD errors at collection, NaN where there is none.
+          errors: ``[T, B]``, absolute TD errors at collection, -1 where there is none.
           priority: maps such errors of a whole sequence ``[S, B]`` to priorities ``[B]``.
         """
         span, ring, num_envs = self.geometry.span, self.geometry.slots, self.geometry.num_envs

@@ -198,7 +198,7 @@ class DeviceStorage:
 
 def _write(data: Block, block: Block, place: jax.Array) -> Block:
     def write(leaf: jax.Array, value: jax.Array) -> jax.Array:
-        start: list[Any] = [place[0], place[1], *[0] * value.ndim]
+        start = [place[0], place[1], *[jnp.zeros_like(place[0])] * value.ndim]
         return jax.lax.dynamic_update_slice(leaf, value[None, None].astype(leaf.dtype), start)
 
     written: Block = jax.tree.map(write, data, block)

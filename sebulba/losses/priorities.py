@@ -26,7 +26,7 @@ def sequence_priorities(td_errors: jax.Array, first: jax.Array, eta: float = 0.9
     """
     check_shapes(first.shape, td_errors=td_errors)
     errors = jnp.where(first, 0.0, jnp.abs(td_errors))
-    valid_steps = jnp.maximum(1, jnp.sum(~first, axis=0))
+    valid_steps = jnp.maximum(1, jnp.sum(~first, axis=0)).astype(errors.dtype)
     return eta * jnp.max(errors, axis=0) + (1.0 - eta) * jnp.sum(errors, axis=0) / valid_steps
 
 
