@@ -62,7 +62,7 @@ def train(
     Under glibc the first call has this process's malloc keep what is freed, in one heap
     (`sebulba.allocator`).
 
-    Ctrl-C and SIGTERM save a checkpoint, where there is a run directory, and then raise
+    Ctrl-C, SIGTERM and SIGHUP save a checkpoint, where there is a run directory, and then raise
     ``KeyboardInterrupt``.
 
     Args:

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import pytest
-from whole_runs import HookedEnv, HookedEnvs, assert_same, hooked_learner, on, tiny
+from whole_runs import HookedEnv, HookedEnvs, Pictures, assert_same, hooked_learner, on, tiny
 
 import sebulba
+from sebulba import NetworkConfig
+from sebulba.learners import num_pieces
 
 # (devices, inference devices, actors for each of these, unrolls in an update)
 SHAPES = {
@@ -53,6 +55,22 @@ def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(shape: str, la
         assert [row["loss"] for row in run.metrics] == [row["loss"] for row in runs[0].metrics]
         returns = [[row["episode_return_mean"] for row in r.metrics] for r in (run, runs[0])]
         assert returns[0] == returns[1]
+
+
+def test_images_in_pieces_are_too() -> None:
+    config = tiny(
+        policy_lag="1",
+        envs_per_actor=32,
+        batch_size=32,
+        total_steps=1600,
+        network=NetworkConfig(torso="small", hidden_sizes=(32,)),
+    )
+    assert num_pieces(config, on(1)) == 2
+    runs = [
+        sebulba.train(config, make_env=Pictures, topology=on(1), progress=False) for _ in range(3)
+    ]
+    for run in runs[1:]:
+        assert_same(run.params, runs[0].params)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,37 +17,15 @@ from sebulba.rundir import has_checkpoints
 SCRIPT = """
 import dataclasses, sebulba
 from sebulba import NetworkConfig, presets
-from whole_runs import tiny
-from test_settings import Images
+from whole_runs import Pictures, tiny
 
-sebulba.train(tiny(network=NetworkConfig(torso="small", hidden_sizes=(8,))), make_env=Images)
+sebulba.train(tiny(network=NetworkConfig(torso="small", hidden_sizes=(8,))), make_env=Pictures)
 for placement in ("host", "device"):
     config = presets.get("r2d2-catch")
     replay = dataclasses.replace(config.replay, placement=placement, min_size=32, capacity=64)
     network = dataclasses.replace(config.network, core_size=8, hidden_sizes=(8,))
     sebulba.train(dataclasses.replace(config, total_steps=1500, replay=replay, network=network))
 """
-
-
-class Images(sebulba.envs.Catch):
-    """Catch, seen as pictures of 36 x 36 pixels that say nothing."""
-
-    @property
-    def spec(self) -> sebulba.EnvSpec:
-        import numpy as np
-
-        return super().spec._replace(observation=sebulba.ArraySpec((36, 36, 3), np.dtype(np.uint8)))
-
-    def reset(self) -> sebulba.Timestep:
-        return self._seen(super().reset())
-
-    def step(self, action: object) -> sebulba.Timestep:
-        return self._seen(super().step(action))
-
-    def _seen(self, timestep: sebulba.Timestep) -> sebulba.Timestep:
-        import numpy as np
-
-        return timestep._replace(observation=np.zeros((len(timestep.first), 36, 36, 3), np.uint8))
 
 
 def test_trains_with_64_bits_and_checks_for_nan() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from sebulba import NetworkConfig, OptimiserConfig, Topology, VTraceConfig, algorithms, envs
-from sebulba.types import Agent, Env, EnvSpec, Timestep
+from sebulba.types import Agent, ArraySpec, Env, EnvSpec, Timestep
 
 Hook = Callable[["HookedEnv"], None]
 
@@ -75,6 +75,19 @@ class HookedEnv:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Pictures(envs.Catch):
+    """Catch as pictures of 40 x 40 pixels."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return super().spec._replace(observation=ArraySpec((40, 40, 1), np.dtype(np.uint8)))
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        timestep = super().step(action)
+        pixels = np.kron(timestep.observation, np.full((1, 4, 8), 255)).astype(np.uint8)
+        return timestep._replace(observation=pixels[..., None])
 
 
 class HookedEnvs:
