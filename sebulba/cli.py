@@ -64,7 +64,7 @@ usage: sebulba tune PRESET [options]
 
 Trains for a few seconds with each of several settings that leave the learner's batch as it is:
 environments of an actor, actors of a device, threads of an actor's environments, pieces of an
-update. Prints agent steps/s and writes the options of the fastest, for:
+update. Prints agent steps/s and writes the options of the fastest so far, for:
 sebulba train PRESET $(cat FILE)
 
   --seconds X            of each trial, once it is compiled (default: 6)
@@ -255,16 +255,30 @@ def _tune(words: list[str]) -> None:
         raise ConfigError(f"seconds is {options.seconds}: it must be above 0. Set --seconds.")
     _help(rest, TUNE_USAGE)
     config = _parse(default, rest, "tune")
-    trials = []
+    trials: list[tune.Trial] = []
     with tune.TrainingRate(options.seconds) as measure:
         for trial in tune.search(config, measure):
             trials.append(trial)
-            _say(f"{trial.steps_per_second:10,.0f} steps/s  {trial.options()}")
-    best = max(trials, key=lambda trial: trial.steps_per_second)
-    options.write.write_text(best.options() + "\n")
-    gain = best.steps_per_second / trials[0].steps_per_second
-    _say(f"best: {best.options()} ({gain:.2f} times the first). Train with it by:")
+            _say(_shown(trial))
+            best = max(trials, key=lambda trial: trial.steps_per_second)
+            if best.error is None:  # At once: whatever ends this early leaves the best so far.
+                options.write.write_text(best.options() + "\n")
+    if best.error is not None:
+        raise ConfigError(
+            f"no setting of {default.preset} trains on this machine; the first ended with "
+            f"{trials[0].error}. See all of it with: "
+            + " ".join(["sebulba train", default.preset, *rest])
+        )
+    first = trials[0].steps_per_second
+    gain = f" ({best.steps_per_second / first:.2f} times the first)" if first else ""
+    _say(f"best: {best.options()}{gain}. Train with it by:")
     _say(" ".join(["sebulba train", default.preset, *rest, f"$(cat {options.write})"]))
+
+
+def _shown(trial: tune.Trial) -> str:
+    if trial.error is not None:
+        return f"{'failed':>10}          {trial.options()}  {trial.error}"
+    return f"{trial.steps_per_second:10,.0f} steps/s  {trial.options()}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ many pieces an update is dispatched.
 from __future__ import annotations
 
 import dataclasses
+import gc
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +26,7 @@ Measure = Callable[[Config], float]
 """Agent steps/s of a config."""
 
 _COUNTS = ("steps", "seconds")
+_NEVER = 2**31
 # Where a turn takes seconds, so many of them say enough.
 _FEWEST_TURNS = 4
 _FIELDS = ("envs_per_actor", "actors_per_device", "env_threads", "gradient_accumulation")
@@ -35,11 +38,13 @@ class Trial:
 
     Attributes:
       setting: values of config fields; None leaves the choice to the library.
-      steps_per_second: agent steps/s of training.
+      steps_per_second: agent steps/s of training; 0 where it failed.
+      error: the first line of what it failed with.
     """
 
     setting: Setting
     steps_per_second: float
+    error: str | None = None
 
     def options(self) -> str:
         """The setting as words of a command line."""
@@ -54,9 +59,13 @@ class Trial:
 def search(config: Config, measure: Measure) -> Iterator[Trial]:
     """Try one field after the other, each with the best values of those before.
 
-    The first trial is the config as it is. The best one is ``max(..., key=steps_per_second)``.
+    The first trial is the config as it is. The best one is ``max(..., key=steps_per_second)``. One
+    that fails, as where memory is too small for it, does not end the search.
+
+    Raises:
+      ConfigError: the config as it is cannot work.
     """
-    best = Trial({name: getattr(config, name) for name in _FIELDS}, measure(config))
+    best = _trial(config, {name: getattr(config, name) for name in _FIELDS}, measure)
     yield best
     tried = [best.setting]
     for name in _FIELDS:
@@ -67,11 +76,23 @@ def search(config: Config, measure: Measure) -> Iterator[Trial]:
                 continue
             tried.append(setting)
             try:
-                trial = Trial(setting, measure(dataclasses.replace(config, **setting)))
+                trial = _trial(config, setting, measure)
             except ConfigError:
                 continue  # The devices of this machine do not allow it.
             yield trial
             best = max(best, trial, key=lambda each: each.steps_per_second)
+
+
+def _trial(config: Config, setting: Setting, measure: Measure) -> Trial:
+    try:
+        return Trial(setting, measure(dataclasses.replace(config, **setting)))
+    except ConfigError:
+        raise
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        failed = Trial(setting, 0.0, f"{type(error).__name__}: {first_line}")
+    gc.collect()  # Arrays that the error's traceback held would be missing in the next trial.
+    return failed
 
 
 def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
@@ -99,15 +120,16 @@ class TrainingRate:
         self._seconds = seconds
         self._turns = _FEWEST_TURNS
         self._cache = tempfile.TemporaryDirectory(prefix="sebulba-tune-")
-        self._settings = {
-            "jax_compilation_cache_dir": self._cache.name,
-            "jax_persistent_cache_min_compile_time_secs": 0.0,
-        }
 
     def __enter__(self) -> TrainingRate:
-        self._before = {name: jax.config.values[name] for name in self._settings}
-        if not self._before["jax_compilation_cache_dir"]:
-            self._configure(self._settings)
+        settings = {
+            # One that JAX was given (JAX_COMPILATION_CACHE_DIR) is shared with other commands.
+            "jax_compilation_cache_dir": jax.config.values["jax_compilation_cache_dir"]
+            or self._cache.name,
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+        }
+        self._before = {name: jax.config.values[name] for name in settings}
+        self._configure(settings)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,13 +153,19 @@ class TrainingRate:
 
 def _rate(config: Config, turns: int) -> float:
     """Agent steps/s of so many turns, after those at the start that say nothing."""
+    every = max(1, turns // 10)
+    warm = math.ceil((_turns_at_start(config) + turns // 4) / every)
+    rows = turns // every
+    # Every turn counts at most these steps, so the loop itself logs at least so many rows. The last
+    # row of all may be written once the actors have ended, and what that took is no training.
     per_turn = config.unroll_length * config.batch_size
-    start = per_turn * (_turns_at_start(config) + turns // 4)
     changes: dict[str, Any] = {
-        "total_steps": start + turns * per_turn,
-        "log_every": max(1, turns // 10),
+        "total_steps": (warm + rows) * every * per_turn,
+        "log_every": every,
         "out": None,
         "resume": False,
+        # A checkpoint makes a row.
+        "checkpoint": dataclasses.replace(config.checkpoint, every=_NEVER),
     }
     if isinstance(config, R2D2Config):
         # Learning starts at once, in a replay that is allocated quickly.
@@ -145,8 +173,8 @@ def _rate(config: Config, turns: int) -> float:
         changes["replay"] = dataclasses.replace(
             config.replay, capacity=20 * smallest, min_size=smallest
         )
-    rows = train(dataclasses.replace(config, **changes), progress=False).metrics
-    begin, end = next(row for row in rows if float(row["steps"] or 0) >= start), rows[-1]
+    metrics = train(dataclasses.replace(config, **changes), progress=False).metrics
+    begin, end = metrics[warm - 1], metrics[warm + rows - 1]
     steps, seconds = (float(end[name] or 0) - float(begin[name] or 0) for name in _COUNTS)
     return steps / seconds
 

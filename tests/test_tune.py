@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -56,6 +58,80 @@ def test_leaves_out_what_the_devices_do_not_allow(monkeypatch: pytest.MonkeyPatc
     trials = searched(measure, 2, monkeypatch)
     assert {trial.setting["envs_per_actor"] for trial in trials} == {8}
     assert max(trial.setting["actors_per_device"] for trial in trials) == 4
+
+
+def test_a_trial_that_fails_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(config: Config) -> float:
+        if config.actors_per_device != 1:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nwhile allocating")
+        return 1.0
+
+    trials = searched(measure, 2, monkeypatch)
+    assert trials[0].error == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert trials[0].steps_per_second == 0
+    best = max(trials, key=lambda trial: trial.steps_per_second)
+    assert best.error is None and best.setting["actors_per_device"] == 1
+
+
+def tuned(trials: list[tune.Trial], file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command had written after each trial."""
+    written = []
+
+    def search(*_: object) -> Iterator[tune.Trial]:
+        for trial in trials:
+            yield trial
+            written.append(file.read_text() if file.exists() else "")
+
+    monkeypatch.setattr(tune, "search", search)
+    main(["tune", "vtrace-catch", "--write", str(file)])
+    return written
+
+
+def test_the_best_so_far_is_written_after_every_trial(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [
+        tune.Trial({"env_threads": 0}, 0.0, "XlaRuntimeError: no memory"),
+        tune.Trial({"env_threads": 1}, 10.0),
+        tune.Trial({"env_threads": 2}, 0.0, "XlaRuntimeError: no memory"),
+        tune.Trial({"env_threads": 3}, 20.0),
+    ]
+    written = tuned(trials, tmp_path / "options", monkeypatch)
+    assert written == ["", *["--env-threads 1\n"] * 2, "--env-threads 3\n"]
+    output = capfd.readouterr().out
+    assert output.count("XlaRuntimeError: no memory") == 2
+    assert "best: --env-threads 3. Train" in output
+
+
+def test_where_no_trial_works_nothing_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        tuned([tune.Trial({}, 0.0, "RuntimeError: no")], tmp_path / "options", monkeypatch)
+    assert "the first ended with RuntimeError: no. See all" in capfd.readouterr().err
+    assert not (tmp_path / "options").exists()
+
+
+@pytest.mark.parametrize("turns", [4, 37])
+def test_what_a_run_takes_to_end_is_no_training(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns of a second each, a quarter of whose steps are auto-reset ones, which do not count."""
+
+    def train(config: Config, progress: bool) -> types.SimpleNamespace:
+        per_turn = config.unroll_length * config.batch_size * 3 // 4
+        ended = -(-config.total_steps // per_turn)
+        assert ended < config.checkpoint.every
+        rows = [
+            {"steps": turn * per_turn, "seconds": 100.0 + turn}
+            for turn in range(config.log_every, ended + 1, config.log_every)
+        ]
+        last = {"steps": ended * per_turn, "seconds": 500.0 + ended}
+        return types.SimpleNamespace(metrics=[*rows, last])
+
+    monkeypatch.setattr(tune, "train", train)
+    per_second = CONFIG.unroll_length * CONFIG.batch_size * 3 // 4
+    assert tune._rate(CONFIG, turns) == per_second
 
 
 def test_the_actors_of_all_inference_devices_share_the_cores(
