@@ -1,41 +1,45 @@
 """All there is to measure on a machine with an accelerator, in one command that needs nobody.
 
     python benchmarks/accelerator.py --out benchmarks/results/gpu
-    python benchmarks/accelerator.py --out benchmarks/results/gpu --stages atari pong --minutes 5
+    python benchmarks/accelerator.py --out benchmarks/results/gpu --stages atari pong --limit 1800
 
-It needs matplotlib. Each stage is some commands, one after the other; what they print goes to
-OUT/STAGE.log:
+First preflight.py sees whether all is there; matplotlib is needed for plots only. Each stage is
+some commands, one after the other; what they print goes to OUT/STAGE.log:
 
   atari, shallow, r2d2   for vtrace-atari, vtrace-atari-shallow and r2d2-atari-small: `sebulba
-                         tune`, then throughput.py with the setting that it found
+                         tune`, then throughput.py with the best setting that it found
   pieces                 sweep.py over --gradient-accumulation: does a long update in pieces let
                          acting slip in between?
   pong, breakout         vtrace-atari-shallow, with the setting found if there is one, for so many
-                         minutes; its learning curve, with evaluations
+                         minutes in OUT/STAGE/run; its learning curve, with evaluations, in
+                         OUT/STAGE
 
-A command that fails ends its stage but not the others; the last lines say which did, and the exit
-status is 1.
+A command that fails or takes too long ends neither its stage nor the others: what comes after makes
+do with what there is. The last lines say which stage failed, and the exit status is 1.
+
+All commands share one compilation cache: that of JAX_COMPILATION_CACHE_DIR, where it is set, which
+several calls can share too; else one that is removed at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import tyro
 
-from sebulba.cli import INTERRUPTED
-
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 PRESETS = {
     "atari": "vtrace-atari",
     "shallow": "vtrace-atari-shallow",
@@ -46,8 +50,13 @@ GAMES = {
     "pong": ["--env", "Pong-v5", "--network.pixels", "standardised"],
     "breakout": ["--env", "Breakout-v5"],
 }
-GRACE = 120
-"""Seconds in which an interrupted training writes its last checkpoint."""
+PREFLIGHT = 300.0
+"""Seconds that the preflight may take."""
+GRACE = 60.0
+"""Seconds in which an interrupted command writes what it has, such as a last checkpoint."""
+INTERRUPTED = 130
+"""What sebulba exits with where it was interrupted. (This process imports nothing of it: the
+devices and their memory are for the commands.)"""
 Stage = Literal["atari", "shallow", "r2d2", "pieces", "pong", "breakout"]
 
 
@@ -67,97 +76,209 @@ class Options:
     """Of training, for each game."""
     train: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Options of the games' training, as in --train=--batch-size=64; once for each."""
+    limit: float = 7200.0
+    """Seconds, after which no stage starts and the command under way is interrupted; it has up to
+    a minute more to end."""
+    command_limit: float = 1200.0
+    """Seconds, after which any command but training is interrupted."""
+    allow_cpu: bool = False
+    """Do with a CPU, to try this command out."""
 
 
 def main(options: Options) -> int:
     """Run the stages; 1 where one of them failed."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for stage in options.stages:
-        start = time.perf_counter()
-        log = options.out / f"{stage}.log"
-        with log.open("w") as file:
-            passed = STAGES[stage](stage, options, file)
-        print(
-            f"{'passed' if passed else 'FAILED':6}  {stage:8}  "
-            f"{time.perf_counter() - start:6.0f} s  {log}",
-            flush=True,
-        )
-        failed += [] if passed else [stage]
-    return bool(failed)
-
-
-def measure(stage: str, options: Options, log: TextIO) -> bool:
-    """Tune a preset, and measure it so."""
-    preset, tuned = PRESETS[stage], tuned_file(stage, options)
-    tune = ["-m", "sebulba", "tune", preset, "--seconds", f"{options.seconds}"]
-    throughput = [
-        *(f"{HERE / 'throughput.py'}", preset),
-        *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
-        *("--out", f"{options.out / f'throughput_{preset}'.replace('-', '_')}"),
-    ]
-    return run([*tune, "--write", f"{tuned}"], log) and run(
-        [*throughput, "--", *words_in(tuned)], log
-    )
-
-
-def pieces(stage: str, options: Options, log: TextIO) -> bool:
-    """Training with updates of 1, 4 and 8 pieces."""
-    preset = PRESETS["atari"]
-    sweep = [
-        *(f"{HERE / 'sweep.py'}", preset, "gradient-accumulation", "1", "4", "8"),
-        *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
-        *("--out", f"{options.out / f'sweep_{preset}_pieces'.replace('-', '_')}"),
-    ]
-    return run([*sweep, "--", *words_in(tuned_file("atari", options))], log)
-
-
-def train(stage: str, options: Options, log: TextIO) -> bool:
-    """Train for the minutes there are, then draw the learning curve."""
     with tempfile.TemporaryDirectory() as scratch:
-        directory = f"{Path(scratch) / stage}"
-        command = [
-            *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
-            *words_in(tuned_file("shallow", options)),
-            *("--checkpoint.every", "2000", "--checkpoint.keep", "1000", "--out", directory),
-            *options.train,
-        ]
-        curve = [f"{HERE / 'learning_curve.py'}", directory, "--out", f"{options.out / stage}"]
-        return run(command, log, 60 * options.minutes) and run(curve, log)
+        session = Session(options, Path(scratch))
+        allow_cpu = ["--allow-cpu"] if options.allow_cpu else []
+        ready = session.run("preflight", ["benchmarks/preflight.py", *allow_cpu], PREFLIGHT)
+        print(session.log("preflight").read_text(), end="", flush=True)
+        failed = [stage for stage in options.stages if not passes(stage, session)] if ready else []
+    return int(not ready or bool(failed))
 
 
-def run(arguments: list[str], log: TextIO, seconds: float | None = None) -> bool:
-    """Did Python end well with these arguments, or have its seconds passed?"""
-    log.write(f"$ {shlex.join(['python', *arguments])}\n")
-    log.flush()
-    process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log)
+def passes(stage: Stage, session: Session) -> bool:
+    """Run one stage, where there is time left, and say how it went."""
+    start = time.monotonic()
+    result = "no time"
+    if session.seconds_left() > 0:
+        try:
+            result = "passed" if STAGES[stage](stage, session) else "FAILED"
+        except Exception as error:  # The other stages can still work.
+            result = f"FAILED with {error!r}"
+    print(f"{result:7}  {stage:8}  {time.monotonic() - start:6.0f} s  {stage}.log", flush=True)
+    return result == "passed"
+
+
+class Session:
+    """Runs Python in the folder of the results, one command after the other, against the clock."""
+
+    def __init__(self, options: Options, scratch: Path) -> None:
+        self.options = options
+        self.out = options.out.absolute()
+        self._end = time.monotonic() + options.limit
+        self._cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", scratch)).absolute()
+        self._started: set[str] = set()
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    def seconds_left(self) -> float:
+        """Until the limit."""
+        return self._end - time.monotonic()
+
+    def log(self, stage: str) -> Path:
+        """What the commands of a stage printed."""
+        return self.out / f"{stage}.log"
+
+    def run(self, stage: str, arguments: Sequence[str], seconds: float | None = None) -> bool:
+        """Did Python end well with these arguments, or have its seconds passed?
+
+        A script is named relative to the repository, and files relative to the results.
+        """
+        options = self.options
+        limit = min(options.command_limit if seconds is None else seconds, self.seconds_left())
+        script = arguments[0]
+        words = [f"{ROOT / script}" if script.endswith(".py") else script, *arguments[1:]]
+        mode = "a" if stage in self._started else "w"
+        self._started.add(stage)
+        with self.log(stage).open(mode) as log:
+            print("$", shlex.join(["python", *arguments]), file=log, flush=True)
+            if limit <= 0:
+                print("# not started: the limit is reached", file=log)
+                return False
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdout=log,
+                stderr=log,
+                cwd=self.out,
+                env=self._variables(),
+            )
+            code = wait(process, limit)
+            print(f"# ended with {code}, of at most {limit:.0f} s", file=log)
+        self._hide_places(self.log(stage))
+        return code in (0, INTERRUPTED)
+
+    def _variables(self) -> dict[str, str]:
+        path = [f"{ROOT}", *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",  # What is killed leaves what it printed.
+            "JAX_COMPILATION_CACHE_DIR": f"{self._cache}",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+
+    def _hide_places(self, log: Path) -> None:
+        """Results say nothing of where this machine keeps things; tracebacks do."""
+        text = log.read_text(errors="replace")
+        places = {f"{self.out}/": "", f"{ROOT}/": "", f"{self._cache}/": "CACHE/"}
+        places |= {f"{prefix}/": "PYTHON/" for prefix in (sys.prefix, sys.base_prefix)}
+        for place, name in places.items():
+            text = text.replace(place, name)
+        log.write_text(text)
+
+
+def wait(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """The exit status, where the process is interrupted after so many seconds."""
     try:
-        return process.wait(seconds) == 0
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(GRACE) == INTERRUPTED
-        return False
+            process.wait(GRACE)
     finally:
         process.kill()
-        process.wait()
+        code = process.wait()
+    return code
 
 
-def tuned_file(stage: str, options: Options) -> Path:
+def measure(stage: str, session: Session) -> bool:
+    """Tune a preset, and measure it with the best setting there is."""
+    options, preset = session.options, PRESETS[stage]
+    tune = [
+        *("-m", "sebulba", "tune", preset, "--seconds", f"{options.seconds}"),
+        *("--write", tuned_file(stage)),
+    ]
+    throughput = [
+        *("benchmarks/throughput.py", preset),
+        *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
+        *("--out", f"throughput_{preset}".replace("-", "_")),
+    ]
+    # What tune has found by then is written; time is left to measure it.
+    tuned = session.run(stage, tune, min(options.command_limit, session.seconds_left() / 2))
+    measured = session.run(stage, [*throughput, "--", *words_in(tuned_file(stage), session)])
+    return tuned and measured
+
+
+def pieces(stage: str, session: Session) -> bool:
+    """Training with updates of 1, 4 and 8 pieces."""
+    options, preset = session.options, PRESETS["atari"]
+    sweep = [
+        *("benchmarks/sweep.py", preset, "gradient-accumulation", "1", "4", "8"),
+        *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
+        *("--out", f"sweep_{preset}_pieces".replace("-", "_")),
+    ]
+    return session.run(stage, [*sweep, "--", *words_in(tuned_file("atari"), session)])
+
+
+def train(stage: str, session: Session) -> bool:
+    """Train for the minutes there are; however that ends, draw the learning curve."""
+    options, directory = session.options, f"{stage}/run"
+    command = [
+        *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
+        *without_actors(words_in(tuned_file("shallow"), session)),
+        *("--checkpoint.every", "2000", "--checkpoint.keep", "1000", "--out", directory),
+        *options.train,
+    ]
+    # Of the time there is, some is for the curve.
+    trained = session.run(stage, command, min(60 * options.minutes, 0.7 * session.seconds_left()))
+    evaluating = max(0.0, min(options.command_limit, session.seconds_left()) / 2)
+    curve = [
+        *("benchmarks/learning_curve.py", directory, "--out", stage),
+        *("--seconds", f"{evaluating:.0f}"),
+    ]
+    drawn = session.run(stage, curve)
+    if drawn:  # What stays is small: config.json and metrics.jsonl.
+        shutil.rmtree(session.out / directory / "checkpoints", ignore_errors=True)
+    return trained and drawn
+
+
+def tuned_file(stage: str) -> str:
     """Where the best setting of a stage's preset is written."""
-    return options.out / f"{PRESETS[stage]}.tuned"
+    return f"{PRESETS[stage]}.tuned"
 
 
-def words_in(tuned: Path) -> list[str]:
+def words_in(tuned: str, session: Session) -> list[str]:
     """Options that were found to be the fastest; none where nobody looked."""
-    return tuned.read_text().split() if tuned.exists() else []
+    file = session.out / tuned
+    return file.read_text().split() if file.exists() else []
 
 
-STAGES: dict[str, Callable[[str, Options, TextIO], bool]] = {
+ACTORS = 2
+"""actors_per_device of the preset that the games are trained with."""
+
+
+def without_actors(words: Sequence[str]) -> list[str]:
+    """Tuned options for learning, not for speed alone: with as many actors as the preset has.
+
+    Every actor has unrolls that wait while the others' are learnt from: with eight times as many,
+    the data are eight times as old, which V-trace corrects for, but learns less from. The threads
+    of an actor's environments go too where they were found for another number of actors: one for
+    each of 16 actors would leave most cores idle with 2.
+    """
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    if int(options.pop("--actors-per-device", ACTORS)) != ACTORS:
+        options.pop("--env-threads", None)
+    return [word for option in options.items() for word in option]
+
+
+STAGES: dict[str, Callable[[str, Session], bool]] = {
     **dict.fromkeys(PRESETS, measure),
     "pieces": pieces,
     **dict.fromkeys(GAMES, train),
 }
 
 if __name__ == "__main__":
+    # Where a shell started this in the background, commands would not hear of interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ends by an exception, so that the command under way is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(tyro.cli(Options)))
