@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import throughput
 import throughput_parts
 import throughput_report
@@ -64,8 +63,7 @@ def main(words: Sequence[str]) -> None:
         "option": options.option,
     }
     with tempfile.TemporaryDirectory() as scratch:
-        jax.config.update("jax_compilation_cache_dir", scratch)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        throughput.keep_compilations(Path(scratch))
         measure(options, rest, report, out)
     print(table(report))
 

@@ -17,11 +17,11 @@ Every repeat goes through all parts in turn, so that the drift of the machine me
 Compilations, the filling of a replay (which is shortened) and the first updates are left out.
 
 The bound is what training could reach if nothing but its three works cost time; ``a`` is the best
-setting of all, ``b`` the best at the preset's batch size. On a CPU the works share the cores, and
-each was measured with all of them, so their times for one step add up: 1 / (1/a + 1/b + 1/c). On
-accelerators they overlap, and the slowest is the bound: min(a, b, c), where inference and learner
-devices are different ones, and min(a, 1 / (1/b + 1/c)) where they share devices. The efficiency is
-f / bound, from the figures of one and the same repeat.
+setting of all. On a CPU the works share the cores, and each was measured with all of them, so their
+times for one step add up: 1 / (1/a + 1/b + 1/c), with ``b`` the best at the preset's batch size. On
+accelerators the works overlap, and the slowest is the bound: min(a, b, c), with ``b`` the best
+setting of all; also where one device acts and learns, although those two works then share it. The
+efficiency is f / bound, from the figures of one and the same repeat.
 
 Steps are agent steps; times the frame skip they are frames. The auto-reset steps of environments,
 which are no real ones, are not counted in a, e and f.
@@ -124,15 +124,11 @@ def measure(
     options: Options, config: Config, scratch: Path, report: dict[str, Any], out: Path
 ) -> None:
     """All parts in turn, again and again."""
-    # Each repeat of training compiles the same programs again.
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(scratch))
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_compilations(scratch)
     setup = throughput_parts.prepare(config)
     report |= {
         "machine": throughput_report.machine(),
         "layout": str(setup.topology),
-        "shared": bool(set(setup.topology.inference) & set(setup.topology.learners)),
         "frame_skip": setup.spec.frame_skip,
         "config": json.loads(to_json(setup.config)),
         "repeats": [],
@@ -150,6 +146,16 @@ def measure(
         report["machine"]["load_at_end"] = os.getloadavg()
         throughput_report.write(report, out)
     print(throughput_report.table(report))
+
+
+def keep_compilations(scratch: Path) -> None:
+    """For each repeat of training, which compiles the same programs again.
+
+    They go to ``scratch``, or to JAX_COMPILATION_CACHE_DIR, which other commands may share.
+    """
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(scratch))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def compare(options: Options, words: Sequence[str], scratch: Path, out: Path) -> None:
@@ -209,7 +215,9 @@ def measure_tree(
         ],
         env={
             **os.environ,
-            "PYTHONPATH": str(tree),
+            "PYTHONPATH": os.pathsep.join(
+                [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "JAX_COMPILATION_CACHE_DIR": str(scratch / "cache"),
         },
         check=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from sebulba import algorithms, allocator, envs, placement
 from sebulba.config import Config, R2D2Config
 from sebulba.inference import ActorProgram
 from sebulba.learners import Delivery, make_optimiser
-from sebulba.runner import default_make_env
+from sebulba.runner import cpu_cores, default_make_env, env_threads
 from sebulba.schedule import Schedule
 from sebulba.topology import Topology
 from sebulba.types import (
@@ -51,6 +50,10 @@ RECORDED = 256
 ROWS = 2
 """Of metrics in one measurement of training, at most: each of them waits for the devices."""
 NEVER = 2**31
+MOST_ENVIRONMENTS = 2048
+"""Of all pools of part a, which are there at once: an Atari game takes megabytes."""
+PoolSetting = tuple[int, int, int]
+"""Pools, environments of each, and threads of each."""
 
 
 class Setup(NamedTuple):
@@ -146,20 +149,31 @@ def environments(setup: Setup) -> Part:
     Several pools at once do what EnvPool's asynchronous mode is for: while one waits for its
     slowest environment, the cores step those of another.
     """
-    config, lanes, cores = setup.config, setup.schedule.lanes, len(os.sched_getaffinity(0))
-    total = lanes * config.envs_per_actor
-    settings = {(lanes, config.envs_per_actor, config.env_threads)}
-    if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
-        settings |= {(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)}
-    else:
-        settings |= {(1, total, cores), (1, 4 * total, cores), (1, 16 * total, cores)}
-        settings |= {(1, 4 * total, 1), (2, total, cores)}
     return {
-        f"{pools} x {size} environments, threads: {threads or 'default'}": pool_measure(
-            config, pools, size, threads
+        f"{pools} x {size} environments, threads: {threads or 'none'}": pool_measure(
+            setup.config, pools, size, threads
         )
-        for pools, size, threads in sorted(settings)
+        for pools, size, threads in sorted(pool_settings(setup.config, setup.schedule.lanes))
     }
+
+
+def pool_settings(config: Config, lanes: int) -> list[PoolSetting]:
+    """As in training, which comes first, and others while there is room for their environments."""
+    cores = cpu_cores()
+    total = lanes * config.envs_per_actor
+    if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
+        settings = [(lanes, config.envs_per_actor, 0)]
+        settings += [(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)]
+    else:
+        settings = [(lanes, config.envs_per_actor, env_threads(config, lanes))]
+        settings += [(1, total, cores), (2, total, cores), (1, 4 * total, cores)]
+        settings += [(1, 4 * total, 1), (1, 16 * total, cores)]
+    chosen: list[PoolSetting] = []
+    for setting in settings:
+        made = sum(pools * size for pools, size, _ in [*chosen, setting])
+        if setting not in chosen and (not chosen or made <= MOST_ENVIRONMENTS):
+            chosen.append(setting)
+    return chosen
 
 
 def pool_measure(config: Config, pools: int, num_envs: int, threads: int) -> Measure:

@@ -123,9 +123,9 @@ def summarise(report: Report) -> Summary:
 
 
 def _setting(report: Report, name: str) -> str:
-    """The fastest; of acting, at the preset's batch size; of transfers, the slowest."""
+    """The fastest; of acting on a CPU, at the preset's batch size; of transfers, the slowest."""
     candidates = dict(report["repeats"][0][name])
-    if name == "b":
+    if name == "b" and _on_cpu(report):
         size = report["config"]["envs_per_actor"]
         candidates = {key: row for key, row in candidates.items() if row["num_envs"] == size}
     medians = {setting: median_of(report, name, setting) for setting in candidates}
@@ -149,9 +149,11 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def _bound(report: Report, a: float, b: float, c: float) -> float:
     """Agent steps/s; why is in throughput.py."""
-    if report["machine"]["platform"] == "cpu":
-        return 1 / (1 / a + 1 / b + 1 / c)
-    return min(a, 1 / (1 / b + 1 / c)) if report["shared"] else min(a, b, c)
+    return 1 / (1 / a + 1 / b + 1 / c) if _on_cpu(report) else min(a, b, c)
+
+
+def _on_cpu(report: Report) -> bool:
+    return bool(report["machine"]["platform"] == "cpu")
 
 
 def write(report: Report, out: Path) -> None:
@@ -190,11 +192,22 @@ def table(report: Report) -> str:
                 f"| {letter} | {title} | {row.get('setting', '')} | {_range(row)} "
                 f"| {row['median'] * skip:,.0f} |"
             )
+    if "bound" in summary:
+        lines += ["", _bound_in_words(report)]
     if "efficiency" in summary:
         row = summary["efficiency"]
         middle, least, most = (f"{row[key]:.2f}" for key in ("median", "min", "max"))
         lines += ["", f"Efficiency, f / bound: **{middle}** ({least} to {most})."]
     return "\n".join([*lines, *_settings(report), *_threads(summary)])
+
+
+def _bound_in_words(report: Report) -> str:
+    if _on_cpu(report):
+        return "The bound is 1 / (1/a + 1/b + 1/c): the three works share the cores."
+    return (
+        "The bound is min(a, b, c), each at its best setting: the three works overlap, also where "
+        "one device acts and learns."
+    )
 
 
 def _range(row: dict[str, Any]) -> str:

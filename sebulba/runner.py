@@ -128,7 +128,7 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
             "env is '(make_env)': the run was trained in environments of your own, which only "
             "Python can make. Give make_env to sebulba.train or sebulba.evaluate_run again."
         )
-    num_threads = config.env_threads or max(1, cpu_cores() // num_actors)
+    num_threads = env_threads(config, num_actors)
 
     def make_env(num_envs: int, seed: int) -> Env:
         try:
@@ -147,6 +147,11 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
             ) from error
 
     return with_last_action(config, make_env)
+
+
+def env_threads(config: Config, num_actors: int) -> int:
+    """Threads of each actor's EnvPool, where ``num_actors`` share this host's cores."""
+    return config.env_threads or max(1, cpu_cores() // num_actors)
 
 
 def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:

@@ -1,0 +1,274 @@
+"""The benchmarks whose one chance is an hour on a borrowed machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from sebulba import presets
+from sebulba.config import to_json
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+DEVICES = jax.devices()
+Load = Callable[[str], Any]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Imports a script of benchmarks/."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+# throughput.py
+
+
+def test_throughput_writes_a_report_and_a_table(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "devices", lambda: DEVICES[:1])
+    tiny = ["--envs-per-actor", "8", "--batch-size", "8", "--network.hidden-sizes", "8"]
+    out = ["--repeats", "1", "--seconds", "0.05", "--out", str(tmp_path / "report")]
+    load("throughput").main(["vtrace-catch", *out, "--", *tiny])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert set(report["repeats"][0]) == set("abcdef")
+    assert report["summary"]["efficiency"]["median"] > 0
+    table = (tmp_path / "report.md").read_text()
+    assert "| f | training | as in training |" in table
+    assert "Efficiency, f / bound: **" in table
+
+
+def report(platform: str) -> dict[str, Any]:
+    """Acting is fastest with more environments than the preset has."""
+    acting = {"1 x 4": (4, 10.0), "2 x 4": (4, 15.0), "1 x 8": (8, 40.0)}
+    parts = {
+        "a": {"1": {"steps_per_second": 20.0}, "2": {"steps_per_second": 60.0}},
+        "b": {
+            name: {"steps_per_second": rate, "num_envs": size}
+            for name, (size, rate) in acting.items()
+        },
+        "c": {"as in training": {"steps_per_second": 30.0}},
+        "d": {"fast": {"steps_per_second": 9e9}, "slow": {"steps_per_second": 9e6}},
+    }
+    return {
+        "machine": {"platform": platform},
+        "config": {"envs_per_actor": 4},
+        "repeats": [parts],
+    }
+
+
+def test_the_bound_is_the_slowest_work_of_an_accelerator(load: Load) -> None:
+    throughput_report = load("throughput_report")
+    assert throughput_report._bound(report("gpu"), 60.0, 40.0, 30.0) == 30.0
+    assert throughput_report._bound(report("cpu"), 60.0, 30.0, 20.0) == pytest.approx(10.0)
+    summary = throughput_report.summarise(report("gpu"))
+    assert summary["bound"]["median"] == 30.0
+    assert "min(a, b, c)" in throughput_report._bound_in_words(report("gpu"))
+
+
+@pytest.mark.parametrize(("platform", "acting"), [("gpu", "1 x 8"), ("cpu", "2 x 4")])
+def test_the_settings_that_stand_for_a_part(platform: str, acting: str, load: Load) -> None:
+    chosen = {name: load("throughput_report")._setting(report(platform), name) for name in "abcd"}
+    assert chosen == {"a": "2", "b": acting, "c": "as in training", "d": "slow"}
+
+
+def test_pools_are_as_in_training_and_not_too_many(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = load("throughput_parts")
+    monkeypatch.setattr(parts, "cpu_cores", lambda: 16)
+    monkeypatch.setattr(parts, "env_threads", lambda config, actors: 16 // actors)
+
+    def settings(size: int, lanes: int, env: str = "Pong-v5") -> list[tuple[int, int, int]]:
+        config = dataclasses.replace(presets.get("vtrace-catch"), env=env, envs_per_actor=size)
+        found: list[tuple[int, int, int]] = parts.pool_settings(config, lanes)
+        return found
+
+    assert len(settings(16, 2)) == 6 and settings(16, 2)[0] == (2, 16, 8)
+    assert settings(32, 16) == [(16, 32, 1), (1, 512, 16), (2, 512, 16)]
+    assert settings(4096, 2) == [(2, 4096, 8)]
+    assert settings(16, 1, "sebulba/Catch") == [(1, 16, 0), (1, 64, 0), (1, 256, 0)]
+
+
+# accelerator.py
+
+
+class Runner:
+    """In place of ``Session.run``: remembers the commands, of which some fail."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.commands: list[str] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def run(
+        self, session: Any, stage: str, arguments: Sequence[str], seconds: float | None = None
+    ) -> bool:
+        session.log(stage).write_text(f"log of {stage}\n")
+        self.commands.append(" ".join(arguments))
+        self.before()
+        return not any(word in self.commands[-1] for word in self.failing)
+
+
+@pytest.fixture
+def accelerate(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, list[str]]]:
+    """Runs some stages; returns the exit status and the commands."""
+    accelerator = load("accelerator")
+
+    def run(stages: Sequence[str], runner: Runner, **changes: Any) -> tuple[int, list[str]]:
+        monkeypatch.setattr(
+            accelerator.Session, "run", lambda session, *words: runner.run(session, *words)
+        )
+        options = accelerator.Options(out=tmp_path, stages=tuple(stages), **changes)
+        return accelerator.main(options), runner.commands[1:]
+
+    return run
+
+
+def test_what_tune_had_found_is_measured_where_it_failed(
+    accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    (tmp_path / "vtrace-atari.tuned").write_text("--env-threads 3\n")
+    status, (tune, throughput, sweep) = accelerate(["atari", "pieces"], Runner("sebulba tune"))
+    assert status == 1
+    assert tune.startswith("-m sebulba tune vtrace-atari --seconds 3.0 --write vtrace-atari.tuned")
+    assert throughput.startswith("benchmarks/throughput.py vtrace-atari ")
+    assert throughput.endswith("--out throughput_vtrace_atari -- --env-threads 3")
+    assert sweep.startswith("benchmarks/sweep.py vtrace-atari gradient-accumulation")
+
+
+def test_a_training_that_failed_gets_its_curve(
+    accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    status, (train, curve) = accelerate(["pong"], Runner("sebulba train"))
+    assert status == 1 and "--out pong/run" in train
+    assert curve.startswith("benchmarks/learning_curve.py pong/run --out pong --seconds ")
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_checkpoints_stay_until_the_curve_is_drawn(
+    drawn: bool, accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    (tmp_path / "pong/run/checkpoints/2000").mkdir(parents=True)
+    status, _ = accelerate(["pong"], Runner(*([] if drawn else ["learning_curve"])))
+    assert status == (0 if drawn else 1)
+    assert (tmp_path / "pong/run").exists()
+    assert (tmp_path / "pong/run/checkpoints").exists() is not drawn
+
+
+def test_one_stage_does_not_end_the_others(
+    accelerate: Callable[..., tuple[int, list[str]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = Runner()
+
+    def full() -> None:
+        if "tune vtrace-atari " in runner.commands[-1]:
+            raise OSError("no space left")
+
+    runner.before = full
+    status, commands = accelerate(["atari", "r2d2"], runner)
+    assert status == 1 and len(commands) == 3
+    output = capfd.readouterr().out
+    assert "FAILED with OSError('no space left')  atari" in output and "passed   r2d2" in output
+
+
+def test_no_stage_starts_without_an_accelerator_or_time(
+    accelerate: Callable[..., tuple[int, list[str]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert accelerate(["atari"], Runner("preflight")) == (1, [])
+    assert "log of preflight" in capfd.readouterr().out
+    assert accelerate(["atari", "pong"], Runner(), limit=0.0) == (1, [])
+    assert capfd.readouterr().out.count("no time") == 2
+    runner = Runner()
+    accelerate([], runner, allow_cpu=True)
+    assert runner.commands == ["benchmarks/preflight.py --allow-cpu"]
+
+
+def test_the_preflight_refuses_a_cpu(load: Load, capfd: pytest.CaptureFixture[str]) -> None:
+    preflight = load("preflight")
+    assert "default backend is cpu" in preflight.main(preflight.Options())
+    assert preflight.main(preflight.Options(allow_cpu=True)) is None
+    assert "CpuDevice" in capfd.readouterr().out
+
+
+def test_a_command_is_logged_and_interrupted(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    accelerator = load("accelerator")
+    session = accelerator.Session(accelerator.Options(out=tmp_path), tmp_path / "scratch")
+    shows = "import os; print(os.environ['PYTHONPATH'], os.environ['JAX_COMPILATION_CACHE_DIR'])"
+    assert session.run("stage", ["-c", shows])
+    assert not session.run("stage", ["-c", f"raise OSError({str(tmp_path / 'file')!r})"])
+    sleeps = "import sys, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
+    assert session.run("stage", ["-c", sleeps], 2.0)
+    session._end = 0.0
+    assert not session.run("stage", ["-c", "print('never')"])
+    log = session.log("stage").read_text()
+    assert f"{BENCHMARKS.parent}{os.pathsep}elsewhere cache" in log
+    assert "OSError: file\n# ended with 1" in log and "ended with 130, of at most 2 s" in log
+    assert log.endswith("# not started: the limit is reached\n")
+
+
+def test_learning_takes_as_many_actors_as_the_preset(load: Load) -> None:
+    accelerator = load("accelerator")
+    preset = presets.get(accelerator.PRESETS["shallow"])
+    assert preset.actors_per_device == accelerator.ACTORS
+
+    def left_of(actors: int) -> str:
+        tuned = f"--envs-per-actor 8 --actors-per-device {actors} --env-threads 4"
+        return " ".join(accelerator.without_actors(tuned.split()))
+
+    assert left_of(preset.actors_per_device) == "--envs-per-actor 8 --env-threads 4"
+    assert left_of(16) == "--envs-per-actor 8"
+    assert accelerator.without_actors([]) == []
+
+
+# learning_curve.py
+
+
+def test_checkpoints_are_spread_from_the_last(load: Load) -> None:
+    spread = load("learning_curve").spread
+    assert spread([1, 2, 3], 16) == [3, 1, 2]
+    assert spread(range(101), 5) == [100, 0, 50, 75, 25]
+    assert spread([7], 1) == [7] and spread(range(9), 1) == [8]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError])
+def test_what_was_evaluated_stays(
+    end: type[BaseException], load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = load("learning_curve")
+
+    def evaluations(options: Any) -> Any:
+        yield {"frames": 20, "mean": 2.0, "standard_error": 0.1}
+        yield {"frames": 10, "mean": 1.0, "standard_error": 0.1}
+        raise end
+
+    monkeypatch.setattr(curve, "evaluations", evaluations)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    (run / "config.json").write_text(to_json(presets.get("vtrace-catch")))
+    (run / "metrics.jsonl").write_text('{"frames": 30, "episode_return_mean_100": 1.0}\n')
+    options = curve.Options(run=run, out=out)
+    if end is KeyboardInterrupt:
+        curve.main(options)
+    else:
+        with pytest.raises(end):
+            curve.main(options)
+    rows = json.loads((out / "evaluations.json").read_text())
+    assert [row["frames"] for row in rows] == [10, 20]
+    assert (out / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
