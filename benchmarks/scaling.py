@@ -3,9 +3,11 @@
     python benchmarks/scaling.py --devices 1 2 4 --processes 1 2 --out benchmarks/results/scaling
 
 On a machine without accelerators the devices are stand-ins that share its cores: the numbers then
-show the cost of coordination, not speed. On a Cloud TPU slice, start the same command with
-``--here`` on every host: it trains on the devices there are and writes one row. Rows of several
-files can be joined with ``--join``.
+show the cost of coordination, not speed. With ``--here`` it trains on the devices there are, in
+every layout that they and the preset allow; on a Cloud TPU slice, start the same command so on
+every host. Rows of several files can be joined with ``--join``.
+
+OUT.json holds a row for each run, and is written after each; OUT.png needs matplotlib.
 """
 
 from __future__ import annotations
@@ -19,21 +21,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloud_tpu
 import jax
-import numpy as np
 import tyro
 
 import sebulba
 from sebulba import distributed, placement, presets, read_metrics
+from sebulba.config import Config, ConfigError
 from sebulba.meter import Row
+from sebulba.topology import Topology
 
 INTERVALS = 12
 """Rows of metrics of each run."""
+FEWEST_UPDATES = 4
+"""Rows that are left out, and one that is not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Options:
     repeats: int = 3
     out: Path = Path("benchmarks/results/scaling")
     here: bool = False
-    """Train on the devices there are, with the hosts there are; start it on each of them."""
+    """Train on the devices and hosts there are, in all layouts; start it on each host."""
     tpu_name: str | None = None
     """Name of the Cloud TPU slice, to ask Google about it; default: TPU_NAME."""
     wait: int = 0
@@ -59,38 +64,73 @@ class Options:
 
 def main(options: Options) -> None:
     """Measure, print, and write OUT.json and OUT.png."""
-    rows: list[dict[str, Any]] = []
-    cloud = cloud_tpu.describe(options.tpu_name, options.wait)
-    print(f"Cloud TPU: {cloud}")
-    if options.here:
-        distributed.initialise()
-        rows += [measure_here(options) | {"cloud_tpu": cloud} for _ in range(options.repeats)]
-        if not distributed.is_lead():
-            return
-    else:
-        for _ in range(options.repeats):  # Interleaved: the machine drifts.
-            for processes in options.processes:
-                for devices in options.devices:
-                    rows.append(measure(options, processes, devices))
-                    print(json.dumps(rows[-1]), flush=True)
-    rows += [row for path in options.join for row in json.loads(path.read_text())]
+    if options.updates < FEWEST_UPDATES:
+        raise ConfigError(
+            f"updates is {options.updates}: it must be at least {FEWEST_UPDATES}, since the first "
+            "rows of metrics, which compile, and the last are left out. Set --updates."
+        )
+    rows = [row for path in options.join for row in json.loads(path.read_text())]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    report(rows, options.out.with_suffix(".png"))
+    measured, lead = measure_local(options), True
+    if options.here:
+        cloud = cloud_tpu.describe(options.tpu_name, options.wait)
+        print(f"Cloud TPU: {cloud}")
+        distributed.initialise()
+        measured, lead = measure_here(options, cloud), distributed.is_lead()
+    for row in measured:
+        rows.append(row)
+        if lead:
+            print(json.dumps(row), flush=True)
+            options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    if lead:
+        report(rows)
+        plot(rows, options.out.with_suffix(".png"))
 
 
-def measure_here(options: Options) -> dict[str, Any]:
-    """One training run of all hosts, on all their devices."""
+def measure_local(options: Options) -> Iterator[dict[str, Any]]:
+    """Runs of local processes, interleaved, since the machine drifts."""
+    for _ in range(options.repeats):
+        for processes in options.processes:
+            for devices in options.devices:
+                yield measure(options, processes, devices)
+
+
+def measure_here(options: Options, cloud: Any) -> Iterator[dict[str, Any]]:
+    """Runs of all hosts on all their devices, in every layout, interleaved too."""
     config = presets.get(options.preset)
+    topologies = layouts(config)
+    for _ in range(options.repeats):
+        for topology in topologies:
+            yield measure_layout(options, config, topology) | {"cloud_tpu": cloud}
+
+
+def layouts(config: Config) -> list[Topology]:
+    """All devices shared, and every split whose learners divide what they must."""
+    devices, divided = jax.local_device_count(), placement.share(config)
+    wanted = [dataclasses.replace(config, placement="shared")] if divided % devices == 0 else []
+    wanted += [
+        dataclasses.replace(config, placement="split", num_inference=devices - learners)
+        for learners in range(1, devices)
+        if divided % learners == 0
+    ]
+    if not wanted:
+        raise ConfigError(
+            f"no layout of {config.preset}: {placement.sizes(config)} cannot be divided over "
+            f"{devices} devices. Choose another --preset."
+        )
+    chosen = [placement.choose(each) for each in wanted]
+    # A note says that another layout, which has its own turn, stands in for one that is refused.
+    return [topology for topology, note in chosen if not note]
+
+
+def measure_layout(options: Options, config: Config, topology: Topology) -> dict[str, Any]:
+    """One training run of all hosts."""
     hosts = distributed.num_hosts()
     config = dataclasses.replace(
         config,
         total_steps=options.updates * config.unroll_length * config.batch_size * hosts,
         log_every=max(1, options.updates // INTERVALS),
     )
-    topology, note = placement.choose(config)
-    if note:
-        print(note)
     metrics = sebulba.train(config, topology=topology, progress=False).metrics
     return {
         "preset": options.preset,
@@ -163,44 +203,66 @@ def machine() -> dict[str, Any]:
     }
 
 
-Point = tuple[int, float, float, float]
-"""Learner devices; median, lowest and highest frames/s."""
+class Point(NamedTuple):
+    """All runs of one setting on one machine, with frames/s."""
+
+    preset: str
+    learners: int
+    processes: int
+    layout: str
+    median: float
+    lowest: float
+    highest: float
 
 
-def report(rows: list[dict[str, Any]], path: Path) -> None:
-    """A table and a plot.
+def report(rows: list[dict[str, Any]]) -> None:
+    """A table.
 
-    Efficiency is frames/s for each learner, against a machine's row with the fewest learners.
+    Efficiency is frames/s for each learner, against a machine's and preset's point with the fewest
+    learners.
     """
-    import matplotlib
+    print(f"{'machine':>20} {'preset':>20} {'hosts':>5} {'learners':>8}  ", end="")
+    print(f"{'layout':22} {'frames/s':>12} {'efficiency':>10}")
+    for machine in sorted({_machine(row) for row in rows}):
+        points = _points([row for row in rows if _machine(row) == machine])
+        for point in points:
+            fewest = next(each for each in points if each.preset == point.preset)
+            efficiency = point.median / point.learners / (fewest.median / fewest.learners)
+            print(
+                f"{machine:>20} {point.preset:>20} {point.processes:>5} {point.learners:>8}  "
+                f"{point.layout:22} {point.median:>12,.0f} {efficiency:>10.2f}"
+            )
 
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """A line for each machine, preset and number of processes."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        print(
+            f"no plot, since {error.name} is not installed: draw it elsewhere with --join and "
+            "--repeats 0"
+        )
+        return
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    print(f"{'machine':>20} {'hosts':>6} {'learners':>8} {'frames/s':>12} {'efficiency':>10}")
     for machine in sorted({_machine(row) for row in rows}):
-        its = [row for row in rows if _machine(row) == machine]
-        curves = {
-            hosts: _points([row for row in its if row["processes"] == hosts])
-            for hosts in sorted({row["processes"] for row in its})
-        }
-        fewest, rate, _, _ = min(point for points in curves.values() for point in points)
-        for hosts, points in curves.items():
-            for learners, middle, _, _ in points:
-                efficiency = middle / learners / (rate / fewest)
-                print(
-                    f"{machine:>20} {hosts:>6} {learners:>8} {middle:>12,.0f} {efficiency:>10.2f}"
-                )
-            xs, middles, lows, highs = map(np.array, zip(*points, strict=True))
-            label = f"{machine}, {hosts} process{'es' if hosts > 1 else ''}"
-            errors = [middles - lows, highs - middles]
-            axes.errorbar(xs, middles, errors, marker="o", capsize=3, label=label)
+        points = _points([row for row in rows if _machine(row) == machine])
+        for preset, hosts in sorted({(point.preset, point.processes) for point in points}):
+            its = [point for point in points if (point.preset, point.processes) == (preset, hosts)]
+            xs, middles = [point.learners for point in its], [point.median for point in its]
+            below = [point.median - point.lowest for point in its]
+            above = [point.highest - point.median for point in its]
+            label = f"{machine}, {preset}, {hosts} process{'es' if hosts > 1 else ''}"
+            axes.errorbar(xs, middles, [below, above], marker="o", capsize=3, label=label)
     axes.set(xlabel="learner devices", ylabel="training frames/s", ylim=(0, None))
     axes.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def _machine(row: dict[str, Any]) -> str:
@@ -208,12 +270,20 @@ def _machine(row: dict[str, Any]) -> str:
 
 
 def _points(rows: list[dict[str, Any]]) -> list[Point]:
-    points = []
-    for learners in sorted({row["learners"] for row in rows}):
-        rates = [row["frames_per_second"] for row in rows if row["learners"] == learners]
-        points.append((learners, statistics.median(rates), min(rates), max(rates)))
-    return points
+    """Layouts may have as many learners as one another: they are points of their own."""
+    keys = ("preset", "learners", "processes", "layout")
+    rates: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in keys)
+        rates.setdefault(key, []).append(row["frames_per_second"])
+    return [
+        Point(*key, statistics.median(rates[key]), min(rates[key]), max(rates[key]))
+        for key in sorted(rates)
+    ]
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    try:
+        main(tyro.cli(Options))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
