@@ -19,11 +19,11 @@ import numpy as np
 import optax
 
 import sebulba
-from sebulba import algorithms, allocator, envs, placement
+from sebulba import algorithms, allocator, envs, placement, runner
 from sebulba.config import Config, R2D2Config
 from sebulba.inference import ActorProgram
 from sebulba.learners import Delivery, make_optimiser
-from sebulba.runner import cpu_cores, default_make_env, env_threads
+from sebulba.runner import default_make_env
 from sebulba.schedule import Schedule
 from sebulba.topology import Topology
 from sebulba.types import (
@@ -159,13 +159,14 @@ def environments(setup: Setup) -> Part:
 
 def pool_settings(config: Config, lanes: int) -> list[PoolSetting]:
     """As in training, which comes first, and others while there is room for their environments."""
-    cores = cpu_cores()
+    cores = runner.cpu_cores()
     total = lanes * config.envs_per_actor
     if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
         settings = [(lanes, config.envs_per_actor, 0)]
         settings += [(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)]
     else:
-        settings = [(lanes, config.envs_per_actor, env_threads(config, lanes))]
+        # Read from the module only here: --compare runs this file with older libraries too.
+        settings = [(lanes, config.envs_per_actor, runner.env_threads(config, lanes))]
         settings += [(1, total, cores), (2, total, cores), (1, 4 * total, cores)]
         settings += [(1, 4 * total, 1), (1, 16 * total, cores)]
     chosen: list[PoolSetting] = []

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from sebulba import presets
+from sebulba import presets, runner
 from sebulba.config import ConfigError, to_json
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -85,8 +85,7 @@ def test_pools_are_as_in_training_and_not_too_many(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = load("throughput_parts")
-    monkeypatch.setattr(parts, "cpu_cores", lambda: 16)
-    monkeypatch.setattr(parts, "env_threads", lambda config, actors: 16 // actors)
+    monkeypatch.setattr(runner, "cpu_cores", lambda: 16)
 
     def settings(size: int, lanes: int, env: str = "Pong-v5") -> list[tuple[int, int, int]]:
         config = dataclasses.replace(presets.get("vtrace-catch"), env=env, envs_per_actor=size)
