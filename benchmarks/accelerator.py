@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shlex
 import shutil
@@ -221,11 +222,13 @@ def pieces(stage: str, session: Session) -> bool:
 
 def train(stage: str, session: Session) -> bool:
     """Train for the minutes there are; however that ends, draw the learning curve."""
-    options, directory = session.options, f"{stage}/run"
+    options = session.options
+    directory, resume = run_directory(stage, session)
     command = [
         *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
         *without_actors(words_in(tuned_file("shallow"), session)),
         *("--checkpoint.every", "2000", "--checkpoint.keep", "1000", "--out", directory),
+        *resume,
         *options.train,
     ]
     # Of the time there is, some is for the curve.
@@ -236,9 +239,20 @@ def train(stage: str, session: Session) -> bool:
         *("--seconds", f"{evaluating:.0f}"),
     ]
     drawn = session.run(stage, curve)
-    if drawn:  # What stays is small: config.json and metrics.jsonl.
+    if drawn:  # All were evaluated. What stays is small: config.json and metrics.jsonl.
         shutil.rmtree(session.out / directory / "checkpoints", ignore_errors=True)
     return trained and drawn
+
+
+def run_directory(stage: str, session: Session) -> tuple[str, list[str]]:
+    """Where in the results to train: on from the checkpoints of an earlier call, or anew."""
+    for number in itertools.count(1):
+        directory = f"{stage}/run" + (f"-{number}" if number > 1 else "")
+        if any((session.out / directory / "checkpoints").glob("[0-9]*")):
+            return directory, ["--resume"]
+        if not (session.out / directory).exists():
+            break
+    return directory, []
 
 
 def tuned_file(stage: str) -> str:

@@ -51,22 +51,32 @@ class Options:
     """After which no further evaluation starts."""
 
 
-def main(options: Options) -> None:
-    """Copy, evaluate and draw: what there is, whatever fails on the way."""
+def main(options: Options) -> int:
+    """Copy, evaluate and draw: what there is, whatever fails on the way; 1 where not all was."""
     config = load_config(options.run)
     rows = list(sebulba.read_metrics(options.run))
     copy(options.run, options.out)
     file = options.out / "evaluations.json"
     before = not options.checkpoints and file.exists()
     found: Evaluated = json.loads(file.read_text()) if before else []
+    wanted: list[int] = []
     try:
-        for row in evaluations(options):
+        wanted = chosen(options)
+        for row in evaluations(options, wanted):
             found = sorted([*found, row], key=lambda each: each["frames"])
             file.write_text(json.dumps(found, indent=1) + "\n")
     except KeyboardInterrupt:
         print("interrupted: drawing the evaluations there are")
     finally:
         draw(rows, found, f"{config.preset} on {config.env}", options.out / "curve.png")
+    return int(len(found) < len(wanted))
+
+
+def chosen(options: Options) -> list[int]:
+    """The checkpoints to evaluate, in order."""
+    if not options.checkpoints:
+        return []
+    return spread(checkpoint_turns(options.run), options.checkpoints)
 
 
 def copy(run: Path, out: Path) -> None:
@@ -78,17 +88,16 @@ def copy(run: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def evaluations(options: Options) -> Iterator[dict[str, Any]]:
-    """One for each chosen checkpoint, with the frames behind it."""
-    if not options.checkpoints:
+def evaluations(options: Options, turns: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One for each checkpoint, with the frames behind it."""
+    if not turns:
         return
     start = time.monotonic()
-    chosen = spread(checkpoint_turns(options.run), options.checkpoints)
     checkpoints = Checkpointer(checkpoints_in(options.run))
     frame_skip = probe(default_make_env(load_config(options.run))).frame_skip
-    for number, turn in enumerate(chosen):
+    for number, turn in enumerate(turns):
         if time.monotonic() - start > options.seconds:
-            print(f"{options.seconds:g} s are over: {len(chosen) - number} evaluations left out")
+            print(f"{options.seconds:g} s are over: {len(turns) - number} evaluations left out")
             return
         result = sebulba.evaluate_run(options.run, options.episodes, checkpoint=turn)
         frames = int(checkpoints.counts(turn)["steps"]) * frame_skip
@@ -146,6 +155,6 @@ def draw(rows: list[Any], evaluated: Evaluated, title: str, file: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Options))
+        sys.exit(main(tyro.cli(Options)))
     except ConfigError as error:
         sys.exit(f"error: {error}")

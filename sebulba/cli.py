@@ -259,10 +259,10 @@ def _tune(words: list[str]) -> None:
     with tune.TrainingRate(options.seconds) as measure:
         for trial in tune.search(config, measure):
             trials.append(trial)
-            _say(_shown(trial))
             best = max(trials, key=lambda trial: trial.steps_per_second)
             if best.error is None:  # At once: whatever ends this early leaves the best so far.
                 options.write.write_text(best.options() + "\n")
+            _say(_shown(trial))
     if best.error is not None:
         raise ConfigError(
             f"no setting of {default.preset} trains on this machine; the first ended with "
@@ -358,6 +358,6 @@ def _report(out: Path, rows: Sequence[dict[str, float | int | None]]) -> None:
 
 
 def _say(text: str) -> None:
-    # Not wrapped: paths and commands are there to be copied. A closed terminal loses nothing.
+    # Not by rich, which would wrap what is there to be copied, and exit where nobody reads it.
     with contextlib.suppress(OSError):
-        Console().print(escape(text), soft_wrap=True)
+        print(text, flush=True)

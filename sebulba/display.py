@@ -93,7 +93,9 @@ class Progress:
         try:
             yield
         except OSError:
-            self._view = _View()
+            gone, self._view = self._view, _View()
+            with contextlib.suppress(OSError):
+                gone.close()
 
 
 class _View:

@@ -20,6 +20,13 @@ from sebulba.version import __version__
 HEARTBEAT_SECONDS = 10
 """A host that has not been heard of for so long is taken for dead, and the others end."""
 _VISIBLE_DEVICES = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
+_ELSEWHERE = {
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_PROCESS_ADDRESSES",
+    "SLURM_STEP_NODELIST",
+    "OMPI_MCA_orte_hnp_uri",
+}
+"""Variables by which JAX finds hosts without Kubernetes."""
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", "libtpu")
 
 
@@ -57,7 +64,7 @@ def initialise(
             coordinator,
             num_processes,
             process_id,
-            cluster_detection_method=None if _may_find_hosts(os.environ, given) else "deactivate",
+            cluster_detection_method="deactivate" if _is_lone_pod(os.environ, given) else None,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             # The default of five minutes is how long a host waits for one that has failed.
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
@@ -73,24 +80,25 @@ def initialise(
             jax.config.update(name, value)
 
 
-def _may_find_hosts(environment: Mapping[str, str], given: Sequence[bool]) -> bool:
-    """Whether JAX should look for other hosts.
+def _is_lone_pod(environment: Mapping[str, str], given: Sequence[bool]) -> bool:
+    """Whether JAX's search for hosts would ask Kubernetes, and fail or not be needed.
 
-    Not where they are given. In a pod of Kubernetes that is no part of an indexed job there are
-    none, and JAX's search fails there.
+    It asks for the indexed job that a pod belongs to, unless it finds hosts by other variables.
     """
-    is_pod = "KUBERNETES_SERVICE_HOST" in environment
-    return not all(given) and (not is_pod or "JOB_COMPLETION_INDEX" in environment)
+    if "KUBERNETES_SERVICE_HOST" not in environment or _ELSEWHERE & set(environment):
+        return False
+    return all(given) or "JOB_COMPLETION_INDEX" not in environment
 
 
 def _is_only_task(environment: Mapping[str, str]) -> bool:
     """Whether SLURM or Open MPI runs no other task of this program on this node."""
     if "JAX_LOCAL_DEVICE_IDS" in environment:
         return False
-    tasks, nodes = environment.get("SLURM_NTASKS"), environment.get("SLURM_STEP_NUM_NODES")
-    if tasks is not None and tasks == nodes:
-        return True
-    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    # First, since mpirun starts its own helpers by SLURM, with one task for each node.
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
+        return environment["OMPI_COMM_WORLD_LOCAL_SIZE"] == "1"
+    tasks = environment.get("SLURM_NTASKS")
+    return tasks is not None and tasks == environment.get("SLURM_STEP_NUM_NODES")
 
 
 def num_hosts() -> int:

@@ -46,7 +46,7 @@ class Categorical:
 
     def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
         """Draw one action for each row of ``parameters``."""
-        uniform = jax.random.uniform(key, parameters.shape[:-1], parameters.dtype)
+        uniform = jax.random.uniform(key, parameters.shape[:-1], _exact(parameters))
         action = _inverse_cdf(uniform, parameters)
         return Sample(action, action)
 
@@ -64,6 +64,11 @@ class Categorical:
         """Entropy in nats, ``[...]``."""
         log_probs = jax.nn.log_softmax(parameters)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def _exact(parameters: jax.Array) -> Any:
+    """Type of random numbers: bfloat16 has 128 between 0 and 1, too few to draw rare actions."""
+    return jnp.promote_types(parameters.dtype, jnp.float32)
 
 
 def _inverse_cdf(uniform: jax.Array, logits: jax.Array) -> jax.Array:
@@ -122,7 +127,7 @@ class DiagonalGaussian:
         """Draw one action for each row of ``parameters``."""
         mean, log_std = _mean_and_log_std(parameters)
         return self._squashed(
-            mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
+            mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, _exact(mean))
         )
 
     def mode(self, parameters: jax.Array) -> Sample:

@@ -94,7 +94,7 @@ class TrainingRun:
                     display.message(note)
                 self._act_and_learn(group, display)
                 self._finish(display)
-            except Exception:
+            except BaseException:
                 # After the actors: nothing is written any more once the directory is unlocked.
                 with contextlib.suppress(Exception):
                     self._learner.close()

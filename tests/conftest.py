@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest
+
+# nohup has it ignored, and trainings then leave it so.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GRACE_SECONDS = 10.0
 """What a thread that was told to end may take to do so."""

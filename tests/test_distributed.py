@@ -48,6 +48,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any]
         ({**SLURM, "JAX_LOCAL_DEVICE_IDS": "0"}, "0"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "all"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "0"),
+        ({**SLURM, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "0"),
     ],
 )
 def test_the_only_task_of_a_node_sees_all_of_its_gpus(
@@ -64,8 +65,13 @@ def test_jax_looks_for_hosts_only_where_there_may_be_some(start: Any) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert method({}) is None
     assert method(pod) == "deactivate"
-    assert method({**pod, "JOB_COMPLETION_INDEX": "0"}) is None
-    assert method(SLURM, "localhost:1234", 2, 0) == "deactivate"
+    job = {**pod, "JOB_COMPLETION_INDEX": "0"}
+    assert method(job) is None
+    assert method(job, "localhost:1234", 2, 0) == "deactivate"
+    # It gives tasks that share a node a GPU each.
+    assert method(SLURM, "localhost:1234", 2, 0) is None
+    for name in ("TPU_WORKER_HOSTNAMES", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri"):
+        assert method({**pod, name: "here"}) is None
 
 
 def hosts(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]) -> None:

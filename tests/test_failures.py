@@ -258,13 +258,16 @@ def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> 
 
 def test_actors_stop_within_one_step_of_their_environment() -> None:
     late = []
+    there = threading.Event()
 
     def slow(env: HookedEnv) -> None:
         if env.actor == 0 and env.steps == 12:
+            there.wait(SECONDS)
             raise Broken
         if env.actor == 1 and env.steps >= 12:
             late.append(env.steps)
-            time.sleep(0.2)
+            there.set()
+            time.sleep(1)
 
     with pytest.raises(Broken):
         run(tiny(total_steps=LONG, unroll_length=100), make_env=HookedEnvs(on_step=slow))
