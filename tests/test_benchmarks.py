@@ -251,11 +251,12 @@ def test_what_was_evaluated_stays(
 ) -> None:
     curve = load("learning_curve")
 
-    def evaluations(options: Any) -> Any:
+    def evaluations(options: Any, turns: Any) -> Any:
         yield {"frames": 20, "mean": 2.0, "standard_error": 0.1}
         yield {"frames": 10, "mean": 1.0, "standard_error": 0.1}
         raise end
 
+    monkeypatch.setattr(curve, "chosen", lambda options: [1, 2, 3])
     monkeypatch.setattr(curve, "evaluations", evaluations)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run, out = tmp_path / "run", tmp_path / "out"
@@ -264,13 +265,23 @@ def test_what_was_evaluated_stays(
     (run / "metrics.jsonl").write_text('{"frames": 30, "episode_return_mean_100": 1.0}\n')
     options = curve.Options(run=run, out=out)
     if end is KeyboardInterrupt:
-        curve.main(options)
+        assert curve.main(options) == 1  # One is missing: its checkpoint must stay.
     else:
         with pytest.raises(end):
             curve.main(options)
     rows = json.loads((out / "evaluations.json").read_text())
     assert [row["frames"] for row in rows] == [10, 20]
     assert (out / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+def test_a_second_call_goes_on_or_trains_anew(load: Load, tmp_path: Path) -> None:
+    accelerator = load("accelerator")
+    session = accelerator.Session(accelerator.Options(out=tmp_path), tmp_path)
+    assert accelerator.run_directory("pong", session) == ("pong/run", [])
+    (tmp_path / "pong/run/checkpoints/20").mkdir(parents=True)
+    assert accelerator.run_directory("pong", session) == ("pong/run", ["--resume"])
+    (tmp_path / "pong/run/checkpoints/20").rmdir()
+    assert accelerator.run_directory("pong", session) == ("pong/run-2", [])
 
 
 # scaling.py

@@ -20,11 +20,10 @@ from sebulba import NetworkConfig, presets
 from whole_runs import Pictures, tiny
 
 sebulba.train(tiny(network=NetworkConfig(torso="small", hidden_sizes=(8,))), make_env=Pictures)
-for placement in ("host", "device"):
-    config = presets.get("r2d2-catch")
-    replay = dataclasses.replace(config.replay, placement=placement, min_size=32, capacity=64)
-    network = dataclasses.replace(config.network, core_size=8, hidden_sizes=(8,))
-    sebulba.train(dataclasses.replace(config, total_steps=1500, replay=replay, network=network))
+config = presets.get("r2d2-catch")
+replay = dataclasses.replace(config.replay, placement="device", min_size=32, capacity=64)
+network = dataclasses.replace(config.network, core_size=8, hidden_sizes=(8,))
+sebulba.train(dataclasses.replace(config, total_steps=1000, replay=replay, network=network))
 """
 
 
