@@ -58,7 +58,9 @@ def initialise(
             f"process_id is {process_id}: it must be from 0 to num_processes - 1 "
             f"({num_processes - 1}). Set --process-id."
         )
-    before = {name: jax.config.values[name] for name in _VISIBLE_DEVICES}
+    # JAX leaves each task of SLURM and Open MPI the one GPU of its number on the node.
+    kept = _VISIBLE_DEVICES if _is_only_task(os.environ) else ()
+    before = {name: jax.config.values[name] for name in kept}
     try:
         jax.distributed.initialize(
             coordinator,
@@ -74,10 +76,8 @@ def initialise(
         alone = isinstance(error, ValueError) or "must be called before" in str(error)
         if any(given) or not alone:
             raise
-    if _is_only_task(os.environ):
-        # JAX leaves each task of SLURM and Open MPI the one GPU of its number on the node.
-        for name, value in before.items():
-            jax.config.update(name, value)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def _is_lone_pod(environment: Mapping[str, str], given: Sequence[bool]) -> bool:

@@ -274,7 +274,7 @@ def test_actors_stop_within_one_step_of_their_environment() -> None:
     assert len(late) <= 2
 
 
-def test_the_learner_is_closed_whatever_ends_the_run(clock: Clock) -> None:
+def test_the_learner_is_closed_after_the_actors_where_one_fails(clock: Clock) -> None:
     closed = []
 
     class Closing(VTraceLearner):
