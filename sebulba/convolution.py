@@ -1,11 +1,10 @@
 """2-D convolution that is fast on every platform, CPU included.
 
-On accelerators it is XLA's own operation. On CPU XLA's two-dimensional convolution is slow: its
-forward pass in some versions, its gradient in all of them, and more so inside a loop. Its
-one-dimensional convolution is not, so there an image is convolved row by row, and rows of the
-results are added. The gradient for a kernel is matrix products over a few frames at a time, so that
-the windows they are of stay in the cache.
-Both agree to rounding, so parameters and results carry over from one platform to another.
+On accelerators it is XLA's own operation. On CPU XLA has two libraries for it, and its own loops,
+and takes one or the other by how the operation is stated: here so that Eigen, the fastest, gets it,
+forwards and backwards, inside of loops too. The gradient for images goes row by row, and the one
+for a kernel over some images at a time, which stay in the cache.
+All agree to rounding, so parameters and results carry over from one platform to another.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ DataFormat = Literal["NHWC", "NCHW"]
 class Form(NamedTuple):
     """Of a convolution: strides, padding, and the axis of x that holds its channels, 3 or 1."""
 
-    strides: Pair
-    pads: Pads
+    strides: Pair = (1, 1)
+    pads: Pads = ((0, 0), (0, 0))
     channel: int = 3
 
 
-# The intermediate of one chunk of frames: small enough for the cache of a core or two, large
-# enough that starting the products costs little.
-_CHUNK_BYTES = 16 << 20
+# Of the images whose part in a kernel's gradient is computed at once, as floats: what becomes of
+# them on the way has to fit the cache of a core or two.
+_CHUNK_BYTES = 8 << 20
 
-# Up to here rows of images are too short for products to be fast: images as they are go to XLA's
-# two-dimensional convolution, and blocks of pixels get the rows of the kernel as channels.
+# Up to here products of rows are slow, and XLA takes Eigen by itself.
 _FEW_CHANNELS = 16
 
 
@@ -153,49 +151,68 @@ def _cpu_conv(form: Form, x: Array, kernel: Array, offset: Array | None) -> Arra
 
 
 def _cpu_conv_of_floats(form: Form, x: Array, kernel: Array) -> Array:
-    if form.strides == (1, 1):
-        x = jnp.moveaxis(x, form.channel, 3).astype(jnp.float32)
-        return _stride_1(form.pads, x, kernel)
-    taps = _kernel_to_blocks(form, kernel)
-    blocks = _numbers(_to_blocks(form, kernel.shape, x))
-    if blocks.shape[3] <= _FEW_CHANNELS:
-        blocks, taps = _rows_to_channels(blocks, taps)
-    return _by_rows(((0, 0), (0, 0)), blocks, taps)
+    if _in_blocks(form, x):
+        blocks = _numbers(_to_blocks(form, kernel.shape, x))
+        return _eigen_conv(Form(), blocks, _kernel_to_blocks(form, kernel))
+    return _eigen_conv(form, _pixels(form, x), kernel)
+
+
+def _in_blocks(form: Form, x: Array) -> bool:
+    """Whether the pixels are bytes or the like, which move faster in blocks than one by one."""
+    return form.strides != (1, 1) and not jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _pixels(form: Form, x: Array) -> Array:
+    return jnp.moveaxis(x, form.channel, 3).astype(jnp.float32)
+
+
+def _eigen_conv(form: Form, x: Array, kernel: Array, dilation: Pair = (1, 1)) -> Array:
+    """XLA's convolution of floats [B, H, W, C] with a kernel [KH, KW, C, O], by Eigen.
+
+    XLA hands what it can to YNNPACK, which takes twice as long in jax 0.10.2, but no dilated images
+    and no few channels. With every other row empty, in images and kernel alike, and twice the
+    stride, the sums are the same ones; Eigen skips what is empty.
+    """
+    (down, right), (vertical, horizontal), _ = form
+    rows = 1 if max(kernel.shape[2:]) <= _FEW_CHANNELS else 2
+    return lax.conv_general_dilated(
+        x,
+        kernel.astype(jnp.float32),
+        (rows * down, right),
+        ((rows * vertical[0], rows * vertical[1]), horizontal),
+        lhs_dilation=(rows, 1),
+        rhs_dilation=(rows * dilation[0], dilation[1]),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
 
 
 def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
     taps = _kernel_to_blocks(form, kernel)
-    rows, columns = taps.shape[:2]
-    flipped = taps[::-1, ::-1].transpose(0, 1, 3, 2)
-    full = (rows - 1, rows - 1), (columns - 1, columns - 1)
-    dblocks = _stride_1(full, dy.astype(jnp.float32), flipped)
+    rows, columns, _, out = taps.shape
+    full = Form(pads=((rows - 1, rows - 1), (columns - 1, columns - 1)))
+    conv = _eigen_conv if out <= _FEW_CHANNELS else _by_rows
+    dblocks = conv(full, dy.astype(jnp.float32), taps[::-1, ::-1].swapaxes(2, 3))
     dx: Array = jax.vjp(partial(_to_blocks, form, kernel.shape), x)[1](dblocks)[0]
     return dx
 
 
-def _stride_1(pads: Pads, x: Array, kernel: Array) -> Array:
-    if kernel.shape[2] <= _FEW_CHANNELS:
-        return _native_conv(Form((1, 1), pads), x, kernel.astype(jnp.float32))
-    return _by_rows(pads, x, kernel)
-
-
-def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
+def _by_rows(form: Form, x: Array, kernel: Array) -> Array:
     """The convolution of floats, with strides of 1, as one-dimensional ones of their rows.
 
-    The rows of the kernel are side by side, as channels of the result. It has the speed of a matrix
-    product, and no window is copied.
+    The rows of the kernel are side by side, as channels of the result, and rows of the results are
+    added. Of the zeros above and below the images, none is multiplied.
     """
     rows, columns, channels, out = kernel.shape
     batch, height, width, _ = x.shape
     y = lax.conv_general_dilated(
         x.reshape(batch * height, width, channels),
-        kernel.astype(jnp.float32).transpose(1, 2, 0, 3).reshape(columns, channels, rows * out),
+        kernel.transpose(1, 2, 0, 3).reshape(columns, channels, rows * out),
         (1,),
-        pads[1:],
+        form.pads[1:],
         dimension_numbers=("NWC", "WIO", "NWC"),
     )
     y = y.reshape(batch, height, -1, rows, out)
-    (low, high), none, zero = pads[0], (0, 0, 0), jnp.zeros((), y.dtype)
+    (low, high), none, zero = form.pads[0], (0, 0, 0), jnp.zeros((), y.dtype)
     shifted = [
         lax.pad(y[:, :, :, i], zero, (none, (low - i, high - (rows - 1 - i), 0), none, none))
         for i in range(rows)
@@ -203,47 +220,39 @@ def _by_rows(pads: Pads, x: Array, kernel: Array) -> Array:
     return sum(shifted[1:], shifted[0])
 
 
-def _rows_to_channels(x: Array, kernel: Array) -> tuple[Array, Array]:
-    """The same convolution, without padding, with a kernel of one row and more channels."""
-    rows, columns, _, out = kernel.shape
-    height = x.shape[1] - rows + 1
-    x = jnp.concatenate([x[:, i : i + height] for i in range(rows)], axis=3)
-    return x, kernel.swapaxes(0, 1).reshape(1, columns, -1, out)
-
-
 def _cpu_dkernel(form: Form, x: Array, kernel: Array, offset: Array | None, dy: Array) -> Array:
-    taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
-    dtaps = _dtaps(form, x, kernel.shape, taps.shape, dy)
+    dtype, kernel, dy = kernel.dtype, kernel.astype(jnp.float32), dy.astype(jnp.float32)
+    dkernel = _sum_by_chunks(partial(_dkernel_of_floats, form, kernel), x, dy)
     if offset is not None:
         grey = jnp.sum(offset[:, None, None, None] * dy, axis=0, keepdims=True)
-        dtaps = dtaps - _dtaps(form, jnp.ones_like(x[:1]), kernel.shape, taps.shape, grey)
-    dkernel: Array = from_taps(dtaps)[0]
+        dkernel = dkernel - _dkernel_of_floats(form, kernel, jnp.ones_like(x[:1]), grey)
+    return dkernel.astype(dtype)
+
+
+def _dkernel_of_floats(form: Form, kernel: Array, x: Array, dy: Array) -> Array:
+    if not _in_blocks(form, x):
+        return _eigen_dkernel(form, kernel.shape, _pixels(form, x), dy)
+    taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
+    blocks = _numbers(_to_blocks(form, kernel.shape, x))
+    dkernel: Array = from_taps(_eigen_dkernel(Form(), taps.shape, blocks, dy))[0]
     return dkernel
 
 
-def _dtaps(
-    form: Form, x: Array, kernel_shape: Sequence[int], taps_shape: Sequence[int], dy: Array
-) -> Array:
-    rows, columns, channels, out = taps_shape
-    height, width = dy.shape[1:3]
+def _eigen_dkernel(form: Form, kernel_shape: Sequence[int], x: Array, dy: Array) -> Array:
+    """The gradient for a kernel: a convolution of x with dy, the batch in place of the channels.
 
-    def frames(x: Array, dy: Array) -> Array:
-        windows = _numbers(_windows(width, columns, _to_blocks(form, kernel_shape, x)))
-        dy = dy.astype(jnp.float32).reshape(-1, out)
-        return jnp.stack(
-            [dy.T @ windows[:, i : i + height].reshape(-1, columns * channels) for i in range(rows)]
+    It is XLA's own, but for the transposes. XLA has them where a program begins; inside of a loop
+    it has none, takes neither library, and 20 times as long.
+    """
+    pads = [
+        (low, (count - 1) * stride + size - n - low)
+        for n, count, size, stride, (low, _) in zip(
+            x.shape[1:3], dy.shape[1:3], kernel_shape, form.strides, form.pads, strict=False
         )
-
-    dtaps = _sum_by_chunks(frames, height * width * columns * channels * rows, x, dy)
-    return dtaps.reshape(rows, out, columns, channels).transpose(0, 2, 3, 1)
-
-
-def _windows(width: int, columns: int, blocks: Array) -> Array:
-    """[N, H, width, columns * C]: beside each block, the ones to its right."""
-    # Without the barrier each of the slices would compute the blocks anew.
-    blocks = lax.optimization_barrier(blocks)
-    windows = jnp.stack([blocks[:, :, j : j + width] for j in range(columns)], axis=3)
-    return windows.reshape(*windows.shape[:3], -1)
+    ]
+    windows = Form(pads=(pads[0], pads[1]))
+    x, dy = x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3)
+    return _eigen_conv(windows, x, dy, dilation=form.strides).transpose(1, 2, 0, 3)
 
 
 def _to_blocks(form: Form, kernel_shape: Sequence[int], x: Array) -> Array:
@@ -300,23 +309,23 @@ def _kernel_to_blocks(form: Form, kernel: Array) -> Array:
     return kernel.reshape(rows, columns, down * right * channels, out)
 
 
-def _frames_per_chunk(batch: int, size: int) -> int:
-    limit = max(1, _CHUNK_BYTES // (4 * size))
-    if batch <= 2 * limit:
-        return batch  # A loop keeps the cores less busy than a single product does.
-    even = (n for n in range(limit, limit // 2, -1) if batch % n == 0)
-    return next(even, batch // -(-batch // limit))
-
-
-def _sum_by_chunks(f: Callable[..., Array], size: int, *arrays: Array) -> Array:
-    """Sum of f over chunks of frames; size: floats that f holds per frame."""
-    batch = arrays[0].shape[0]
-    chunk = _frames_per_chunk(batch, size)
+def _sum_by_chunks(f: Callable[..., Array], x: Array, dy: Array) -> Array:
+    """f(x, dy), which is a sum over images, over chunks of images."""
+    batch = x.shape[0]
+    chunk = _images_per_chunk(batch, x.size // batch)
     first = batch % chunk or chunk
 
     def add(i: Any, total: Array) -> Array:
-        return total + f(*(lax.dynamic_slice_in_dim(a, first + i * chunk, chunk) for a in arrays))
+        part = [lax.dynamic_slice_in_dim(a, first + i * chunk, chunk) for a in (x, dy)]
+        return total + f(*part)
 
-    start = f(*(a[:first] for a in arrays))
-    total: Array = lax.fori_loop(0, (batch - first) // chunk, add, start)
+    total: Array = lax.fori_loop(0, (batch - first) // chunk, add, f(x[:first], dy[:first]))
     return total
+
+
+def _images_per_chunk(batch: int, size: int) -> int:
+    """size: pixels of an image, with its channels."""
+    limit = max(1, _CHUNK_BYTES // (4 * size))
+    if batch <= 2 * limit:
+        return batch  # A loop keeps the cores less busy than a single convolution does.
+    return max(16, limit // 16 * 16)  # Vectors are of at most 16 images: they become channels.

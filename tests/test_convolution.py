@@ -25,6 +25,8 @@ CONVOLUTIONS = {
     "kernel smaller than the stride": ((5, 11, 11, 2), (1, 2, 3), 3, "SAME"),
     "many channels": ((5, 9, 8, 20), (3, 3, 24), 1, "SAME"),
     "many channels, strided": ((5, 12, 11, 20), (4, 4, 24), 2, "SAME"),
+    "wide": ((5, 9, 9, 20), (3, 3, 8), 1, "VALID"),
+    "narrow": ((5, 9, 9, 8), (3, 3, 20), 1, "SAME"),
     "explicit": ((5, 9, 10, 2), (3, 4, 3), (2, 1), ((2, 0), (1, 3))),
     "one pixel": ((5, 3, 3, 2), (3, 3, 4), 1, "VALID"),
 }
@@ -84,7 +86,7 @@ def value_and_gradients(f: Any, *arguments: jax.Array) -> Any:
 def test_conv2d_equals_xla(name: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also over several chunks of frames, the last of them shorter."""
     x, kernel, strides, padding = conv_inputs(name)
-    monkeypatch.setattr(convolution, "_frames_per_chunk", lambda batch, size: frames)
+    monkeypatch.setattr(convolution, "_images_per_chunk", lambda batch, size: frames)
     ours = value_and_gradients(lambda x, k: conv2d(x, k, None, strides, padding), x, kernel)
     xla = value_and_gradients(lambda x, k: native_conv(x, k, strides, padding), x, kernel)
     assert_close(ours, xla)
@@ -223,16 +225,31 @@ def test_accelerators_run_xlas_operations(platform: str) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-# XLA's gradient for a kernel is slow on CPU in all versions, and its two-dimensional convolution of
-# many channels in some.
-@pytest.mark.parametrize(("case", "squares"), [("deep", 2), ("many channels, strided", 0)])
-def test_cpu_runs_xlas_fast_operations(case: str, squares: int) -> None:
+@pytest.mark.parametrize("name", ["shallow 3", "many channels", "many channels, strided", "wide"])
+@pytest.mark.parametrize("in_scan", [False, True])
+def test_cpu_runs_what_is_fast(name: str, in_scan: bool) -> None:
+    """All convolutions are of the order that XLA has libraries for, and none is for YNNPACK."""
+    x, kernel, strides, padding = conv_inputs(name)
+
+    def once(x: Any, kernel: Any) -> Any:
+        y, vjp = jax.vjp(lambda x, k: conv2d(x, k, None, strides, padding), x, kernel)
+        return y, vjp(jnp.sin(y))
+
+    def scan(x: Any, kernel: Any) -> Any:
+        return lax.map(lambda x: once(x, kernel), jnp.stack([x, -x]))
+
+    text = jax.jit(scan if in_scan else once).lower(x, kernel).compile().as_text()
+    convolutions = [line for line in text.splitlines() if " convolution(" in line]
+    assert len(convolutions) == 3
+    for line in convolutions:
+        assert "b01f_01io->b01f" in line or "b0f_0io->b0f" in line
+    assert "ynn_fusion" not in text
+
+
+@pytest.mark.parametrize("case", ["deep", "many channels, strided"])
+def test_cpu_runs_no_slow_operation(case: str) -> None:
     text = lowered("cpu", case)
-    convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
-    assert len(convolutions) == 2
-    assert sum("[b, 0, 1, f]x[0, 1, i, o]" in line for line in convolutions) == squares
-    assert sum("[b, 0, f]x[0, i, o]" in line for line in convolutions) == 2 - squares
-    assert "stablehlo.dot_general" in text
+    assert text.count("stablehlo.convolution") == 3
     for slow in ("select_and_scatter", "reduce_window"):
         assert f"stablehlo.{slow}" not in text
 
