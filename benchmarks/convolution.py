@@ -1,12 +1,12 @@
 """Frames/s of the two Atari networks on CPU: XLA's convolution, ours, and PyTorch's if installed.
 
-    python benchmarks/convolution.py --out convolution.json
+    python benchmarks/convolution.py
 
 `act` is a forward pass on uint8 frames of 84x84x4 (ours has the four as planes, as the library has
 them); `update` is a loss and its gradient for every parameter. All fold the pixels' scale of
 1 / 255 into the first kernel, as the library does. The forms take turns, since other work on the
 machine slows all of them, and the table shows the median, the minimum and the maximum over the
-turns.
+turns. OUT.json holds every turn, OUT.md the table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
-import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import throughput_report
 import tyro
 from jax import lax
 
@@ -44,13 +45,14 @@ class Options:
     frames: int = 672
     """Frames of an update: 21 steps of 32 environments."""
     microbatches: tuple[int, ...] = (1, 8)
-    """Of an update, one after another in a scan (ours only: XLA's gradient is slow in a scan)."""
+    """Of an update, one after another in a scan (ours only: XLA's is many times as slow there)."""
     turns: int = 5
     seconds: float = 1.0
     """Of each form in each turn, at least one call."""
     keep_freed_memory: bool = True
     """As training has it; for all forms."""
-    out: Path | None = None
+    out: Path = Path(__file__).resolve().parent / "results" / "convolution"
+    """Files to write, without their suffix."""
 
 
 def native_conv(x: Any, kernel: Any, bias: Any, stride: int, padding: str) -> Any:
@@ -215,8 +217,11 @@ def measure(runs: list[Run], options: Options) -> list[list[float]]:
 def main(options: Options) -> None:
     if options.keep_freed_memory:
         keep_freed_memory()
-    rows = []
-    print(f"{'network':8} {'what':7} {'form':36} {'median':>8} {'min':>8} {'max':>8}  frames/s")
+    report: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/convolution.py", *sys.argv[1:]]),
+        "machine": throughput_report.machine(),
+        "rows": [],
+    }
     for network in options.networks:
         runs = [
             *jax_runs(network, True, options),
@@ -229,15 +234,35 @@ def main(options: Options) -> None:
             for (form, _), seconds in zip(chosen, results, strict=True):
                 rates = [count / s for s in seconds]
                 row = {"network": network, "what": what, "form": form, "frames": count}
-                row |= {"median": statistics.median(rates), "min": min(rates), "max": max(rates)}
-                rows.append(row)
-                numbers = " ".join(f"{row[k]:8.0f}" for k in ("median", "min", "max"))
-                print(f"{network:8} {what:7} {form:36} {numbers}", flush=True)
-    if options.out:
-        machine = {"cores": os.cpu_count(), "processor": platform.machine()}
-        settings = {k: os.environ[k] for k in ("XLA_FLAGS", "GLIBC_TUNABLES") if k in os.environ}
-        report = {"machine": machine, "environment": settings, "rows": rows}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+                report["rows"].append(row | {"frames_per_second": rates})
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{options.out}.json").write_text(json.dumps(report, indent=1) + "\n")
+        Path(f"{options.out}.md").write_text(table(report) + "\n")
+    print(table(report))
+
+
+def table(report: dict[str, Any]) -> str:
+    """The medians, in Markdown."""
+    on = report["machine"]
+    turns = len(report["rows"][0]["frames_per_second"])
+    lines = [
+        "# The Atari networks alone",
+        "",
+        f"`{report['command']}`",
+        "",
+        f"{on['date']}; {on['cpus_to_use']} cores ({on['cpu']}); sebulba {on['sebulba']} "
+        f"({on['git']}). Frames/s, median of {turns} (least to most).",
+        "",
+        "| network | | frames | | frames/s |",
+        "|---|---|---:|---|---:|",
+    ]
+    for row in report["rows"]:
+        rates = row["frames_per_second"]
+        lines.append(
+            f"| {row['network']} | {row['what']} | {row['frames']} | {row['form']} "
+            f"| {statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
