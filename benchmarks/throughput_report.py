@@ -309,6 +309,7 @@ def _plot_bars(axes: Any, summary: Summary, frame_skip: int) -> None:
     unit = "agent steps/s" + (f" (frames/s: times {frame_skip})" if frame_skip > 1 else "")
     axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.locator_params(axis="x", nbins=5)  # Millions beside each other need the room.
     axes.grid(axis="x", color="#e4e6e9", zorder=0)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
