@@ -8,7 +8,7 @@ some commands, one after the other; what they print goes to OUT/STAGE.log:
 
   atari, shallow, r2d2   for vtrace-atari, vtrace-atari-shallow and r2d2-atari-small: `sebulba
                          tune`, then throughput.py with the best setting that it found
-  pieces                 sweep.py over --gradient-accumulation: does a long update in pieces let
+  pieces                 sweep.py over --num-microbatches: does a long update in pieces let
                          acting slip in between?
   pong, breakout         vtrace-atari-shallow, with the setting found if there is one, for so many
                          minutes in OUT/STAGE/run; its learning curve, with evaluations, in
@@ -48,7 +48,7 @@ PRESETS = {
 }
 GAMES = {
     # Pixels as in the preset vtrace-pong, whose updates are too small for an accelerator.
-    "pong": ["--env", "Pong-v5", "--network.pixels", "standardised"],
+    "pong": ["--env", "Pong-v5", "--network.pixels", "normalized"],
     "breakout": ["--env", "Breakout-v5"],
 }
 PREFLIGHT = 300.0
@@ -213,7 +213,7 @@ def pieces(stage: str, session: Session) -> bool:
     """Training with updates of 1, 4 and 8 pieces."""
     options, preset = session.options, PRESETS["atari"]
     sweep = [
-        *("benchmarks/sweep.py", preset, "gradient-accumulation", "1", "4", "8"),
+        *("benchmarks/sweep.py", preset, "num-microbatches", "1", "4", "8"),
         *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
         *("--out", f"sweep_{preset}_pieces".replace("-", "_")),
     ]
@@ -227,7 +227,7 @@ def train(stage: str, session: Session) -> bool:
     command = [
         *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
         *without_actors(words_in(tuned_file("shallow"), session)),
-        *("--checkpoint.every", "2000", "--checkpoint.keep", "1000", "--out", directory),
+        *("--checkpoint.interval", "2000", "--checkpoint.max_to_keep", "1000", "--out", directory),
         *resume,
         *options.train,
     ]
@@ -273,7 +273,7 @@ ACTORS = 2
 def without_actors(words: Sequence[str]) -> list[str]:
     """Tuned options for learning, not for speed alone: with as many actors as the preset has.
 
-    Every actor has unrolls that wait while the others' are learnt from: with eight times as many,
+    Every actor has unrolls that wait while the others' are learned from: with eight times as many,
     the data are eight times as old, which V-trace corrects for, but learns less from. The threads
     of an actor's environments go too where they were found for another number of actors: one for
     each of 16 actors would leave most cores idle with 2.

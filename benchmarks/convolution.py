@@ -28,10 +28,10 @@ import numpy as np
 import throughput_report
 import tyro
 from jax import lax
+from sebulba.runtime.allocator import keep_freed_memory
 
-from sebulba.allocator import keep_freed_memory
-from sebulba.convolution import DataFormat, conv2d
-from sebulba.pooling import max_pool
+from sebulba.ops.convolution import DataFormat, conv2d
+from sebulba.ops.pooling import max_pool
 
 Run = Callable[[], Any]
 ACTIONS = 18

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.learners.priorities import Priorities
+from sebulba.learners.replay.sampler import Priorities
 
 SIZES = (1_000, 10_000, 100_000)
 BATCH = 64
@@ -86,7 +86,7 @@ def flashbax(size: int, new: np.ndarray) -> Callable[[], None]:
     """Its buffer of sequences of two numbers, so that what it copies is nothing."""
     import flashbax as fbx
 
-    buffer = fbx.make_prioritised_trajectory_buffer(
+    buffer = fbx.make_prioritized_trajectory_buffer(
         add_batch_size=1,
         sample_batch_size=BATCH,
         sample_sequence_length=2,

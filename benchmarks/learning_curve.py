@@ -4,7 +4,7 @@
     python benchmarks/learning_curve.py DIR --out DIR --checkpoints 0
 
 Copies config.json and metrics.jsonl to the folder --out, plays whole episodes with some of the
-checkpoints that the run kept (train with --checkpoint.keep 1000 to keep all), and draws both over
+checkpoints that the run kept (train with --checkpoint.max_to_keep 1000 to keep all), and draws both over
 frames. The actors' returns include those that explore; evaluations are of the policy alone.
 
 The last checkpoint comes first, and evaluations.json is written after each, so that Ctrl-C and the
@@ -27,10 +27,10 @@ import numpy as np
 import tyro
 
 import sebulba
-from sebulba.checkpoint import Checkpointer
 from sebulba.config import ConfigError
-from sebulba.rundir import checkpoint_turns, checkpoints_in, load_config
-from sebulba.runner import default_make_env, probe
+from sebulba.rundir.checkpoint import Checkpointer
+from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
+from sebulba.runners.training import default_make_env, probe
 
 Evaluated = list[dict[str, Any]]
 

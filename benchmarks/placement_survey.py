@@ -1,6 +1,6 @@
 """Ask the TPU compiler which learner meshes it accepts, for every slice; needs no TPU.
 
-Run it as: python benchmarks/placement_survey.py sebulba/placement.json
+Run it as: python benchmarks/placement_survey.py sebulba/devices/placement.json
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from sebulba import mesh_probe, placement, tpu
-from sebulba.topology import Topology
+from sebulba.devices import mesh_probe, placement, tpu_slices
+from sebulba.devices.topology import Topology
 
 MOST_DEVICES = 2048
 """Larger slices of a generation behave as its smaller ones, and take minutes each."""
@@ -24,8 +24,8 @@ MOST_DEVICES = 2048
 def survey() -> dict[str, Any]:
     """Accepted layouts, and refused ones with the compiler's reason, of every slice."""
     slices = {}
-    for name in tpu.names():
-        tpu_slice = tpu.parse(name)
+    for name in tpu_slices.names():
+        tpu_slice = tpu_slices.parse(name)
         if tpu_slice.hosts * tpu_slice.devices_per_host <= MOST_DEVICES:
             slices[name] = _ask(tpu_slice)
             print(name, slices[name], flush=True)
@@ -34,13 +34,13 @@ def survey() -> dict[str, Any]:
         "jax": version("jax"),
         "libtpu": version("libtpu"),
         "sizes": list(mesh_probe.SIZES),
-        "command": "python benchmarks/placement_survey.py sebulba/placement.json",
+        "command": "python benchmarks/placement_survey.py sebulba/devices/placement.json",
         "slices": slices,
     }
 
 
-def _ask(tpu_slice: tpu.Slice) -> dict[str, Any]:
-    devices = tpu.devices(tpu_slice)
+def _ask(tpu_slice: tpu_slices.Slice) -> dict[str, Any]:
+    devices = tpu_slices.devices(tpu_slice)
     first = Topology.split(1, devices)
     every = [first, *placement.alternatives(first, devices)]
     answers = placement.tpu_compiler(tpu_slice)(every)

@@ -22,8 +22,15 @@ import numpy as np
 import tyro
 from draws import BATCH, SIZES, compare_draws, seconds, show, spread
 
-from sebulba.learners.replay import ReplayShard
-from sebulba.learners.storage import Block, DeviceStorage, Geometry, HostStorage, block_of, nbytes
+from sebulba.learners.replay.shard import ReplayShard
+from sebulba.learners.replay.storage import (
+    Block,
+    DeviceStorage,
+    Geometry,
+    HostStorage,
+    block_of,
+    nbytes,
+)
 from sebulba.types import ActorOutput, Timestep, Trajectory
 
 UNROLL, SPAN, ENVS = 40, 2, 20

@@ -30,10 +30,11 @@ import jax
 import tyro
 
 import sebulba
-from sebulba import distributed, placement, presets, read_metrics
+from sebulba import presets, read_metrics
 from sebulba.config import Config, ConfigError
-from sebulba.meter import Row
-from sebulba.topology import Topology
+from sebulba.devices import distributed, placement
+from sebulba.devices.topology import Topology
+from sebulba.metrics.meter import Row
 
 INTERVALS = 12
 """Rows of metrics of each run."""
@@ -75,8 +76,8 @@ def main(options: Options) -> None:
     if options.here:
         cloud = cloud_tpu.describe(options.tpu_name, options.wait)
         print(f"Cloud TPU: {cloud}")
-        distributed.initialise()
-        measured, lead = measure_here(options, cloud), distributed.is_lead()
+        distributed.initialize()
+        measured, lead = measure_here(options, cloud), distributed.is_primary()
     for row in measured:
         rows.append(row)
         if lead:
@@ -109,7 +110,7 @@ def layouts(config: Config) -> list[Topology]:
     devices, divided = jax.local_device_count(), placement.share(config)
     wanted = [dataclasses.replace(config, placement="shared")] if divided % devices == 0 else []
     wanted += [
-        dataclasses.replace(config, placement="split", num_inference=devices - learners)
+        dataclasses.replace(config, placement="split", num_inference_devices=devices - learners)
         for learners in range(1, devices)
         if divided % learners == 0
     ]

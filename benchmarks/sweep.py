@@ -29,7 +29,8 @@ import throughput_parts
 import throughput_report
 import tyro
 
-from sebulba import cli, presets
+from sebulba import presets
+from sebulba.cli import main as cli
 from sebulba.config import to_json
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -49,7 +49,8 @@ import throughput_parts
 import throughput_report
 import tyro
 
-from sebulba import cli, presets
+from sebulba import presets
+from sebulba.cli import main as cli
 from sebulba.config import Config, ConfigError, to_json
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,13 +19,15 @@ import numpy as np
 import optax
 
 import sebulba
-from sebulba import algorithms, allocator, envs, placement, runner
+from sebulba import algorithms, envs
 from sebulba.config import Config, R2D2Config
+from sebulba.devices import placement
+from sebulba.devices.topology import Topology
 from sebulba.inference import ActorProgram
-from sebulba.learners import Delivery, make_optimiser
-from sebulba.runner import default_make_env
-from sebulba.schedule import Schedule
-from sebulba.topology import Topology
+from sebulba.learners import make_optimizer
+from sebulba.runners.training import default_make_env, env_threads
+from sebulba.runtime import allocator
+from sebulba.runtime.schedule import Schedule
 from sebulba.types import (
     Agent,
     ArrayTree,
@@ -64,7 +66,7 @@ class Setup(NamedTuple):
       topology: the devices that act and learn.
       spec: of one actor's environments.
       agent: the preset's.
-      optimiser: the preset's, whose schedule does not depend on how long we measure.
+      optimizer: the preset's, whose schedule does not depend on how long we measure.
       params: fresh ones, on the first learner device.
       timesteps: recorded ones ``[B, ...]`` of one actor's environments.
     """
@@ -73,7 +75,7 @@ class Setup(NamedTuple):
     topology: Topology
     spec: EnvSpec
     agent: Agent
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
     params: Params
     timesteps: list[Timestep]
 
@@ -93,18 +95,18 @@ def prepare(config: Config) -> Setup:
     """Record some environments, and make what the parts share."""
     validate(config)
     allocator.keep_freed_memory()
-    optimiser = make_optimiser(config.optimiser, algorithms.num_updates(config, 1))
+    optimizer = make_optimizer(config.optimizer, algorithms.num_updates(config, 1))
     endless = dataclasses.replace(config.checkpoint, every=NEVER)  # A checkpoint makes a row.
     config = dataclasses.replace(config, out=None, resume=False, checkpoint=endless)
     if isinstance(config, R2D2Config):
-        enough = min(config.replay.min_size, 4 * config.sequences_per_update)
+        enough = min(config.replay.min_size, 4 * config.batch_size)
         replay = dataclasses.replace(config.replay, min_size=enough)
         config = dataclasses.replace(config, replay=replay)
     topology, _ = placement.choose(config)
     spec, timesteps = record(default_make_env(config), config)
     agent = algorithms.make_agent(config, spec)
     params = jax.jit(agent.init)(jax.device_put(jax.random.key(0), topology.learners[0]))
-    return Setup(config, topology, spec, agent, optimiser, params, timesteps)
+    return Setup(config, topology, spec, agent, optimizer, params, timesteps)
 
 
 def parts(setup: Setup, names: Sequence[str]) -> dict[str, Part]:
@@ -159,14 +161,14 @@ def environments(setup: Setup) -> Part:
 
 def pool_settings(config: Config, lanes: int) -> list[PoolSetting]:
     """As in training, which comes first, and others while there is room for their environments."""
-    cores = runner.cpu_cores()
+    cores = training.cpu_cores()
     total = lanes * config.envs_per_actor
     if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
         settings = [(lanes, config.envs_per_actor, 0)]
         settings += [(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)]
     else:
         # Read from the module only here: --compare runs this file with older libraries too.
-        settings = [(lanes, config.envs_per_actor, runner.env_threads(config, lanes))]
+        settings = [(lanes, config.envs_per_actor, env_threads(config, lanes))]
         settings += [(1, total, cores), (2, total, cores), (1, 4 * total, cores)]
         settings += [(1, 4 * total, 1), (1, 16 * total, cores)]
     chosen: list[PoolSetting] = []
@@ -324,12 +326,12 @@ def update_measure(setup: Setup) -> Measure:
     """The preset's learner, again and again on one batch, or on batches from a filled replay."""
     config = setup.config
     learner = algorithms.make_learner(
-        config, setup.agent, setup.spec, setup.optimiser, setup.topology
+        config, setup.agent, setup.spec, setup.optimizer, setup.topology
     )
     state = learner.init(jax.random.key(config.seed))
     unroll = one_unroll(setup)
     for turn in itertools.count():
-        if learner.add([Delivery(lane, unroll) for lane in setup.schedule.lanes_of(turn)]):
+        if learner.add([Unroll(lane, unroll) for lane in setup.schedule.lanes_of(turn)]):
             break
     steps = steps_per_update(setup)
 
@@ -357,7 +359,7 @@ def steps_per_update(setup: Setup) -> float:
     """Agent steps for each update: with a replay, those that make one more update due."""
     config = setup.config
     if isinstance(config, R2D2Config):
-        return config.sequences_per_update * config.unroll_length / config.replay.ratio
+        return config.batch_size * config.unroll_length / config.replay.samples_per_insert
     return float(setup.steps_per_turn)
 
 
@@ -458,7 +460,7 @@ class Training:
             dataclasses.replace(setup.config, total_steps=steps, log_every=every),
             make_env=self._make_env,
             agent=setup.agent,
-            optimiser=setup.optimiser,
+            optimizer=setup.optimizer,
             topology=setup.topology,
             progress=False,
         )
@@ -478,6 +480,6 @@ def _first_turns(setup: Setup) -> int:
     if isinstance(config, R2D2Config):
         span = config.sequence_length // config.unroll_length
         turns += math.ceil(schedule.lanes * span / schedule.per_turn)
-        sequences = config.replay.min_size + config.sequences_per_update / config.replay.ratio
+        sequences = config.replay.min_size + config.batch_size / config.replay.samples_per_insert
         turns += math.ceil(sequences / config.batch_size)
     return turns

@@ -225,8 +225,8 @@ def _settings(report: Report) -> list[str]:
             if "updates_per_second" in row:
                 updates = median_of(report, name, setting, "updates_per_second")
                 more = f"{updates:,.4g} updates/s"
-                if "sequences_per_update" in report["config"]:
-                    sequences = updates * report["config"]["sequences_per_update"]
+                if "batch_size" in report["config"]:
+                    sequences = updates * report["config"]["batch_size"]
                     more += f", {sequences:,.4g} sequences/s"
             if "bytes_per_second" in row:
                 speed = median_of(report, name, setting, "bytes_per_second")
@@ -247,9 +247,9 @@ def _threads(summary: Summary) -> list[str]:
 
 
 def _stack(summary: Summary, thread: str) -> list[tuple[str, str, float]]:
-    """(label, colour, share) of one thread's activities; with the rest they are the whole."""
+    """(label, color, share) of one thread's activities; with the rest they are the whole."""
     known = [
-        (label, colour, summary["shares"][key]) for key, (label, colour) in THREADS[thread].items()
+        (label, color, summary["shares"][key]) for key, (label, color) in THREADS[thread].items()
     ]
     # An unroll's times come with it, so those of an actor may be a little more than the window.
     return [*known, (*REST, max(0.0, 1 - sum(share for _, _, share in known)))]
@@ -321,8 +321,8 @@ def _plot_threads(axes: Any, summary: Summary) -> None:
         return
     for place, thread in enumerate(THREADS):
         bottom = 0.0
-        for label, colour, share in _stack(summary, thread):
-            axes.bar(place, share, 0.26, bottom, color=colour, edgecolor="white", zorder=2)
+        for label, color, share in _stack(summary, thread):
+            axes.bar(place, share, 0.26, bottom, color=color, edgecolor="white", zorder=2)
             if share >= 0.04:  # The height of its text.
                 text = f"{label} {share:.0%}"
                 middle = bottom + share / 2

@@ -19,10 +19,12 @@ from typing import Any
 
 import jax
 
-from sebulba import placement, plan, presets, tpu
+from sebulba import presets
+from sebulba.cli.plan_table import si
 from sebulba.config import Config
-from sebulba.plan_table import si
-from sebulba.topology import Topology
+from sebulba.devices import placement, tpu_slices
+from sebulba.devices.topology import Topology
+from sebulba.planning import plan
 
 SLICES = ("v3-8", "v3-32", "v4-4096", "v5p-16", "v5e-8", "v5e-16", "v5e-32", "v6e-32")
 REFUSING = ("v5e-16", "v5e-32", "v5e-64", "v6e-32")
@@ -64,9 +66,9 @@ def main() -> None:
 
 
 def _narrowed(config: Config, slice_name: str) -> Config:
-    devices = tpu.devices(tpu.parse(slice_name))
+    devices = tpu_slices.devices(tpu_slices.parse(slice_name))
     wanted = Topology.split(config.num_inference, devices, placement.share(config))
-    return dataclasses.replace(config, num_inference=len(wanted.inference))
+    return dataclasses.replace(config, num_inference_devices=len(wanted.inference))
 
 
 def _provenance(averaging: str) -> dict[str, Any]:

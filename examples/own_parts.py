@@ -1,4 +1,4 @@
-"""Own environment, own agent, own optimiser: the library at the level of its protocols.
+"""Own environment, own agent, own optimizer: the library at the level of its protocols.
 
 The environment is a bandit whose better arm is shown in the observation; the agent is a linear
 policy in plain JAX, without any network library.
@@ -15,7 +15,7 @@ import optax
 import tyro
 
 import sebulba
-from sebulba.agent import Behaviour, PolicyValue
+from sebulba.agents.reference import Behavior, PolicyValue
 from sebulba.types import ActorOutput, Params, State
 
 
@@ -70,7 +70,7 @@ class LinearAgent:
         output, state = self.unroll(params, timestep, state)
         sample = self._policy.sample(key, output.policy)
         log_prob = self._policy.log_prob(output.policy, sample.raw)
-        return ActorOutput(sample.action, Behaviour(log_prob, sample.raw)), state
+        return ActorOutput(sample.action, Behavior(log_prob, sample.raw)), state
 
     def unroll(
         self, params: Params, timesteps: sebulba.Timestep, state: State
@@ -86,7 +86,7 @@ def main(total_steps: int = 100_000, seed: int = 0) -> float | None:
         config,
         make_env=Bandit,
         agent=LinearAgent(4, 4),
-        optimiser=optax.sgd(1.0),
+        optimizer=optax.sgd(1.0),
     )
     return result.metrics[-1]["episode_return_mean_100"]
 

@@ -8,41 +8,47 @@
 
 from __future__ import annotations
 
-from sebulba import distributions, envs, inference, learners, losses, networks, presets
-from sebulba.agent import Behaviour, PolicyAgent, PolicyValue
-from sebulba.config import (
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    NetworkConfig,
-    OptimiserConfig,
-    R2D2Config,
-    ReplayCheckpointConfig,
-    ReplayConfig,
-    VTraceConfig,
-)
-from sebulba.evaluate import Evaluation, evaluate, evaluate_run
-from sebulba.metrics import read as read_metrics
-from sebulba.runner import TrainResult, train
-from sebulba.topology import Topology
-from sebulba.types import (
-    ActorOutput,
-    Agent,
-    ArraySpec,
-    BoxSpec,
-    DiscreteSpec,
-    Env,
-    EnvSpec,
-    Timestep,
-    Trajectory,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sebulba.version import __version__
+
+if TYPE_CHECKING:
+    from sebulba import algorithms, envs, inference, learners, losses, presets
+    from sebulba.agents import distributions, networks
+    from sebulba.agents.reference import Behavior, PolicyAgent, PolicyValue, QAgent
+    from sebulba.algorithms import Algorithm
+    from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+    from sebulba.devices.distributed import initialize
+    from sebulba.devices.topology import Topology
+    from sebulba.learners.base import Learner
+    from sebulba.learners.r2d2 import R2D2Config, ReplayCheckpointConfig
+    from sebulba.learners.replay.host import ReplayConfig
+    from sebulba.learners.trajectory import TrajectoryLearner
+    from sebulba.learners.vtrace import VTraceConfig
+    from sebulba.metrics.writer import read as read_metrics
+    from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
+    from sebulba.runners.training import TrainResult, train
+    from sebulba.types import (
+        ActorOutput,
+        Agent,
+        ArraySpec,
+        BoxSpec,
+        DiscreteSpec,
+        Env,
+        EnvSpec,
+        Timestep,
+        Trajectory,
+        Unroll,
+    )
+    from sebulba.validation import ConfigError
 
 __all__ = [
     "ActorOutput",
     "Agent",
+    "Algorithm",
     "ArraySpec",
-    "Behaviour",
+    "Behavior",
     "BoxSpec",
     "CheckpointConfig",
     "Config",
@@ -51,10 +57,12 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Evaluation",
+    "Learner",
     "NetworkConfig",
-    "OptimiserConfig",
+    "OptimizerConfig",
     "PolicyAgent",
     "PolicyValue",
+    "QAgent",
     "R2D2Config",
     "ReplayCheckpointConfig",
     "ReplayConfig",
@@ -62,13 +70,17 @@ __all__ = [
     "Topology",
     "TrainResult",
     "Trajectory",
+    "TrajectoryLearner",
+    "Unroll",
     "VTraceConfig",
     "__version__",
+    "algorithms",
     "distributions",
     "envs",
     "evaluate",
     "evaluate_run",
     "inference",
+    "initialize",
     "learners",
     "losses",
     "networks",
@@ -76,3 +88,64 @@ __all__ = [
     "read_metrics",
     "train",
 ]
+
+# What each name is imported from when it is first used: `import sebulba` alone stays quick.
+_MODULES = {
+    "ActorOutput": "sebulba.types",
+    "Agent": "sebulba.types",
+    "Algorithm": "sebulba.algorithms",
+    "ArraySpec": "sebulba.types",
+    "Behavior": "sebulba.agents.reference",
+    "BoxSpec": "sebulba.types",
+    "CheckpointConfig": "sebulba.config",
+    "Config": "sebulba.config",
+    "ConfigError": "sebulba.validation",
+    "DiscreteSpec": "sebulba.types",
+    "Env": "sebulba.types",
+    "EnvSpec": "sebulba.types",
+    "Evaluation": "sebulba.runners.evaluation",
+    "Learner": "sebulba.learners.base",
+    "NetworkConfig": "sebulba.config",
+    "OptimizerConfig": "sebulba.config",
+    "PolicyAgent": "sebulba.agents.reference",
+    "PolicyValue": "sebulba.agents.reference",
+    "QAgent": "sebulba.agents.reference",
+    "R2D2Config": "sebulba.learners.r2d2",
+    "ReplayCheckpointConfig": "sebulba.learners.r2d2",
+    "ReplayConfig": "sebulba.learners.replay.host",
+    "Timestep": "sebulba.types",
+    "Topology": "sebulba.devices.topology",
+    "TrainResult": "sebulba.runners.training",
+    "Trajectory": "sebulba.types",
+    "TrajectoryLearner": "sebulba.learners.trajectory",
+    "Unroll": "sebulba.types",
+    "VTraceConfig": "sebulba.learners.vtrace",
+    "algorithms": "sebulba.algorithms",
+    "distributions": "sebulba.agents.distributions",
+    "envs": "sebulba.envs",
+    "evaluate": "sebulba.runners.evaluation",
+    "evaluate_run": "sebulba.runners.evaluation",
+    "inference": "sebulba.inference",
+    "initialize": "sebulba.devices.distributed",
+    "learners": "sebulba.learners",
+    "losses": "sebulba.losses",
+    "networks": "sebulba.agents.networks",
+    "presets": "sebulba.presets",
+    "read_metrics": "sebulba.metrics.writer",
+    "train": "sebulba.runners.training",
+}
+_SUBMODULES = {name for name, module in _MODULES.items() if module.endswith(f".{name}")}
+_RENAMED = {"read_metrics": "read"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_MODULES[name])
+    value = module if name in _SUBMODULES else getattr(module, _RENAMED.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

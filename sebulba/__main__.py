@@ -1,5 +1,5 @@
 """``python -m sebulba`` is the command line."""
 
-from sebulba.cli import main
+from sebulba.cli.main import main
 
 main()

@@ -1,120 +1,206 @@
-"""From a config to the agent and the learner of its algorithm."""
+"""What is particular to each algorithm, as one record; no other file asks which one it has.
+
+An algorithm of your own is one more record: give it to ``sebulba.train(config, algorithm=...)``, or
+``register`` it, after which its configs are enough, on the command line too.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
 
-import numpy as np
 import optax
 
-from sebulba import distributions, envs
-from sebulba.agent import PolicyAgent, QAgent, epsilon_greedy
-from sebulba.config import Config, ConfigError, R2D2Config, VTraceConfig
-from sebulba.inference import Exploration, epsilon_ladder
+from sebulba.agents import distributions
+from sebulba.agents.reference import PolicyAgent, QAgent, check_observation, epsilon_greedy
+from sebulba.config import Config, build
+from sebulba.devices.topology import Topology
+from sebulba.inference.exploration import Exploration, epsilon_ladder
+from sebulba.learners import r2d2
 from sebulba.learners.base import Learner
-from sebulba.learners.r2d2 import R2D2Learner
-from sebulba.learners.vtrace import VTraceLearner
-from sebulba.topology import Topology
+from sebulba.learners.r2d2 import R2D2Config, R2D2Learner
+from sebulba.learners.vtrace import VTraceConfig, VTraceLearner
 from sebulba.types import Agent, EnvSpec
+from sebulba.validation import ConfigError
 
-CONFIGS: dict[str, type[Config]] = {"R2D2Config": R2D2Config, "VTraceConfig": VTraceConfig}
-"""The config class of every algorithm, by name."""
-
+C = TypeVar("C", bound=Config)
 Acts = Literal["training", "evaluating", "greedily"]
+MakeLearner = Callable[[C, Agent, EnvSpec, optax.GradientTransformation, Topology], Learner]
 
 
-def make_agent(config: Config, spec: EnvSpec, *, acts: Acts = "training") -> Agent:
-    """The reference agent for ``config``.
-
-    V-trace's samples from its policy, unless it acts ``greedily``. R2D2's takes the best action,
-    but when ``evaluating`` a random one with ``config.evaluation_epsilon``; in training,
-    ``make_exploration`` adds the random ones.
+def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") -> Agent:
+    """The reference actor-critic; it samples from its policy unless it acts ``greedily``.
 
     Raises:
-      ConfigError: the network does not fit the observation.
+      ConfigError: the network does not fit the observation or the action.
     """
-    _check_observation(config, spec)
-    if isinstance(config, R2D2Config):
-        epsilon = config.evaluation_epsilon if acts == "evaluating" else 0.0
-        try:
-            return QAgent(config.network, spec, epsilon)
-        except ValueError as error:
-            raise ConfigError(f"{config.env}: {error}") from error
-    distribution = _distribution(config, spec)
+    check_observation(config.network, spec, config.env)
+    try:
+        distribution = distributions.make(spec.action, config.network.squash)
+    except ValueError as error:
+        raise ConfigError(f"{error} (--network.squash)") from error
     return PolicyAgent(config.network, spec, distribution, greedy=acts == "greedily")
 
 
-def make_learner(
-    config: Config,
-    agent: Agent,
-    spec: EnvSpec,
-    optimiser: optax.GradientTransformation,
-    topology: Topology,
-) -> Learner:
-    """The learner of ``config``'s algorithm, for the reference agent or one like it."""
-    if isinstance(config, VTraceConfig):
-        return VTraceLearner(config, agent, _distribution(config, spec), optimiser, topology)
-    if isinstance(config, R2D2Config):
-        return R2D2Learner(config, agent, spec, optimiser, topology)
-    raise TypeError(f"{type(config).__name__} has no learner: it must be one of {sorted(CONFIGS)}")
+def whole_unrolls(config: Config) -> int:
+    """Unrolls in a batch that is made of all their trajectories.
+
+    Raises:
+      ConfigError: ``batch_size`` is not a multiple of ``envs_per_actor``.
+    """
+    unrolls, rest = divmod(config.batch_size, config.envs_per_actor)
+    if rest:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is not a multiple of envs_per_actor "
+            f"{config.envs_per_actor}: an update takes whole trajectories of its actors. Make it "
+            f"{max(1, unrolls) * config.envs_per_actor}, or change envs_per_actor."
+        )
+    return unrolls
 
 
-def num_updates(config: Config, num_hosts: int) -> int:
-    """Updates that ``config.total_steps`` take, were every step counted (auto-resets are not)."""
-    turns = -(-config.total_steps // (config.unroll_length * config.batch_size * num_hosts))
-    if not isinstance(config, R2D2Config):
-        return turns
-    # The first unrolls of every environment complete no sequence.
-    unrolls = turns * config.batch_size - config.replay.min_size
-    return max(1, round(unrolls * config.replay.ratio / config.sequences_per_update))
+def fit_unrolls(config: C, num_learners: int) -> C:
+    """``envs_per_actor`` and ``batch_size`` rounded up, so that each learner has an equal part."""
+    envs = _round_up(config.envs_per_actor, num_learners * (config.num_microbatches or 1))
+    return dataclasses.replace(config, envs_per_actor=envs, batch_size=whole_unrolls(config) * envs)
 
 
-def make_exploration(config: Config, num_envs: int) -> Exploration | None:
-    """How the ``num_envs`` environments of all hosts explore; None where the policy does."""
-    if not isinstance(config, R2D2Config):
-        return None
+@dataclasses.dataclass(frozen=True)
+class Algorithm(Generic[C]):
+    """All that is particular to one algorithm. The defaults suit an actor-critic like V-trace's.
+
+    Attributes:
+      name: in saved configs.
+      config_class: its config; ``Config`` with the fields and rules of its own.
+      make_learner: ``(config, agent, spec, optimizer, topology)`` to its learner.
+      make_agent: ``(config, spec, acts)`` to the agent that trains, or evaluates, or acts greedily.
+      make_exploration: ``(config, num_envs)`` to how the environments of all hosts explore; None
+        where the policy itself does.
+      unrolls_per_turn: ``(config)`` to how many actors' unrolls the learner takes in one turn.
+      fit: ``(config, num_learners)`` to a config whose sizes so many learner devices of a host
+        divide: the same where they do already.
+      steps_per_update: ``(config)`` to agent steps of one host for each update, in the long run.
+      steps_before_learning: ``(config, num_actors)`` to agent steps of a host, with so many actors,
+        before its first update.
+      for_trial: ``(config)`` to one that starts learning as soon as it can, to measure its speed.
+    """
+
+    name: str
+    config_class: type[C]
+    make_learner: MakeLearner[C]
+    make_agent: Callable[[C, EnvSpec, Acts], Agent] = make_policy_agent
+    make_exploration: Callable[[C, int], Exploration | None] = lambda config, num_envs: None
+    unrolls_per_turn: Callable[[C], int] = whole_unrolls
+    fit: Callable[[C, int], C] = fit_unrolls
+    steps_per_update: Callable[[C], float] = lambda config: config.batch_size * config.unroll_length
+    steps_before_learning: Callable[[C, int], int] = lambda config, num_actors: 0
+    for_trial: Callable[[C], C] = lambda config: config
+
+    def num_updates(self, config: C, num_actors: int, num_hosts: int) -> int:
+        """Updates that ``total_steps`` take, were every step counted (auto-resets are not)."""
+        steps = config.total_steps / num_hosts - self.steps_before_learning(config, num_actors)
+        return max(1, -int(-steps // self.steps_per_update(config)))
+
+    def fits(self, config: C, num_learners: int) -> bool:
+        """Whether so many learner devices of a host divide the sizes of ``config``."""
+        return self.fit(config, num_learners) == config
+
+
+def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> Agent:
+    """R2D2's reference agent, which takes the best action.
+
+    When ``evaluating`` it takes a random one with ``config.evaluation_epsilon``; in training the
+    exploration adds the random ones.
+
+    Raises:
+      ConfigError: the network does not fit the observation or the action.
+    """
+    check_observation(config.network, spec, config.env)
+    try:
+        return QAgent(config.network, spec, config.evaluation_epsilon * (acts == "evaluating"))
+    except ValueError as error:
+        raise ConfigError(f"{config.env}: {error}") from error
+
+
+def _explore_by_ladder(config: R2D2Config, num_envs: int) -> Exploration:
     ladder = epsilon_ladder(num_envs, config.epsilon_base, config.epsilon_alpha)
     return Exploration(epsilon_greedy, ladder)
 
 
-def _distribution(config: Config, spec: EnvSpec) -> distributions.Distribution:
-    try:
-        return distributions.make(spec.action, config.network.squash)
-    except ValueError as error:
-        raise ConfigError(f"{error} (--network.squash)") from error
+def _fit_sequences(config: R2D2Config, num_learners: int) -> R2D2Config:
+    size = _round_up(config.batch_size, num_learners * (config.num_microbatches or 1))
+    envs = _round_up(config.envs_per_actor, num_learners)
+    return dataclasses.replace(config, envs_per_actor=envs, batch_size=size)
 
 
-def _check_observation(config: Config, spec: EnvSpec) -> None:
-    observation = spec.observation
-    if envs.has_action(spec):
-        observation = observation["observation"]
-    shapes = (
-        {name: tuple(array.shape) for name, array in observation.items()}
-        if isinstance(observation, dict)
-        else tuple(observation.shape)
+def _steps_per_batch(config: R2D2Config) -> float:
+    # Every unroll of an environment completes one sequence.
+    return config.batch_size / config.replay.samples_per_insert * config.unroll_length
+
+
+def _small_replay(config: R2D2Config) -> R2D2Config:
+    size = config.batch_size
+    replay = dataclasses.replace(config.replay, capacity=20 * size, min_size=size)
+    return dataclasses.replace(config, replay=replay)
+
+
+VTRACE = Algorithm("vtrace", VTraceConfig, VTraceLearner)
+R2D2 = Algorithm(
+    "r2d2",
+    R2D2Config,
+    R2D2Learner,
+    make_agent=make_q_agent,
+    make_exploration=_explore_by_ladder,
+    unrolls_per_turn=lambda config: 1,
+    fit=_fit_sequences,
+    steps_per_update=_steps_per_batch,
+    steps_before_learning=r2d2.steps_before_learning,
+    for_trial=_small_replay,
+)
+
+_REGISTERED: dict[str, Algorithm[Any]] = {}
+
+
+def register(algorithm: Algorithm[C]) -> Algorithm[C]:
+    """Have ``of`` and ``from_fields`` find ``algorithm``, in place of any other of its name."""
+    _REGISTERED[algorithm.name] = algorithm
+    return algorithm
+
+
+def of(config: C) -> Algorithm[C]:
+    """The algorithm whose config class this is; that of a subclass is not guessed.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    for algorithm in _REGISTERED.values():
+        if algorithm.config_class is type(config):
+            return algorithm
+    raise ConfigError(
+        f"{type(config).__name__} is the config of no algorithm: it must be one of "
+        f"{sorted(known.config_class.__name__ for known in _REGISTERED.values())}. Give train "
+        "algorithm=, or register yours with sebulba.algorithms.register."
     )
-    network = config.network
-    if isinstance(shapes, dict):
-        if network.torso != "mlp" or network.frame_stack > 1:
-            raise ConfigError(
-                f"{config.env} observes a dict {shapes}: only torso mlp with frame_stack 1 takes "
-                "that. Set --network.torso mlp --network.frame-stack 1."
-            )
-        return
-    if network.torso == "mlp":
-        return
-    rank = 2 if network.frame_stack > 1 else len(shapes)
-    if len(shapes) != rank or rank not in (2, 3) or min(shapes[:2]) < 36:
-        colour = len(shapes) == 3 and min(shapes[:2]) >= 36
+
+
+def from_fields(name: str, fields: dict[str, Any]) -> Config:
+    """The config of a saved run.
+
+    Raises:
+      ConfigError: no algorithm has that name, or it lacks a field.
+    """
+    if name not in _REGISTERED:
         raise ConfigError(
-            f"{config.env} observes an array of shape {shapes}: torso {network.torso} takes images "
-            "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
-            "[height, width, channels]. Set "
-            + ("" if colour else "--network.torso mlp ")
-            + "--network.frame-stack 1."
+            f"algorithm {name!r} is unknown: it must be one of {sorted(_REGISTERED)}. Import the "
+            "module that registers it first, or use the version of the library that wrote it."
         )
-    if network.pixels == "standardised" and observation.dtype != np.uint8:
-        raise ConfigError(
-            f"{config.env} observes {observation.dtype}: only pixels of uint8 are standardised. "
-            "Set --network.pixels scaled."
-        )
+    config: Config = build(_REGISTERED[name].config_class, fields)
+    return config
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+register(VTRACE)
+register(R2D2)

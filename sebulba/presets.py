@@ -5,17 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
-from sebulba.config import (
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    NetworkConfig,
-    OptimiserConfig,
-    R2D2Config,
-    ReplayCheckpointConfig,
-    ReplayConfig,
-    VTraceConfig,
-)
+from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+from sebulba.learners.r2d2 import R2D2Config, ReplayCheckpointConfig
+from sebulba.learners.replay.host import ReplayConfig
+from sebulba.learners.vtrace import VTraceConfig
+from sebulba.validation import ConfigError
 
 _CATCH = VTraceConfig(
     preset="vtrace-catch",
@@ -23,8 +17,8 @@ _CATCH = VTraceConfig(
     total_steps=200_000,
     envs_per_actor=32,
     batch_size=32,
-    optimiser=OptimiserConfig(name="adam", learning_rate=5e-3),
-    checkpoint=CheckpointConfig(every=200),
+    optimizer=OptimizerConfig(name="adam", learning_rate=5e-3),
+    checkpoint=CheckpointConfig(interval=200),
 )
 
 _CARTPOLE = VTraceConfig(
@@ -35,9 +29,9 @@ _CARTPOLE = VTraceConfig(
     batch_size=16,
     unroll_length=16,
     reward_scale=0.05,
-    optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, max_gradient_norm=0.5),
+    optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, max_gradient_norm=0.5),
     log_every=100,
-    checkpoint=CheckpointConfig(every=200),
+    checkpoint=CheckpointConfig(interval=200),
 )
 
 _ATARI = VTraceConfig(
@@ -54,7 +48,7 @@ _ATARI = VTraceConfig(
     network=NetworkConfig(torso="deep", hidden_sizes=(256,), frame_stack=4),
     # Table G.1 of the paper: RMSProp, 6e-4 falling to 0, decay 0.99, epsilon 0.01, clipping at
     # 40, for losses summed over T x B = 20 x 32.
-    optimiser=OptimiserConfig(
+    optimizer=OptimizerConfig(
         name="rmsprop",
         learning_rate=6e-4,
         rms_decay=0.99,
@@ -70,8 +64,8 @@ _SHALLOW = dataclasses.replace(
     batch_size=16,
     # Adam instead of the paper's RMSProp, whose large epsilon makes the first million
     # frames slow: on Breakout, 200,000 steps end at 3.9 instead of 2.2.
-    optimiser=OptimiserConfig(name="adam", learning_rate=6e-4, epsilon=1e-5, max_gradient_norm=0.5),
-    checkpoint=CheckpointConfig(every=200),
+    optimizer=OptimizerConfig(name="adam", learning_rate=6e-4, epsilon=1e-5, max_gradient_norm=0.5),
+    checkpoint=CheckpointConfig(interval=200),
     network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
 )
 
@@ -85,8 +79,8 @@ _PONG = dataclasses.replace(
     batch_size=8,
     unroll_length=10,
     log_every=200,
-    checkpoint=CheckpointConfig(every=5000),
-    network=NetworkConfig(torso="small", hidden_sizes=(256,), frame_stack=4, pixels="standardised"),
+    checkpoint=CheckpointConfig(interval=5000),
+    network=NetworkConfig(torso="small", hidden_sizes=(256,), frame_stack=4, pixels="normalized"),
 )
 
 _MEMORY = dataclasses.replace(
@@ -97,7 +91,7 @@ _MEMORY = dataclasses.replace(
     envs_per_actor=16,
     batch_size=16,
     network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
-    optimiser=OptimiserConfig(name="adam", learning_rate=2e-3),
+    optimizer=OptimizerConfig(name="adam", learning_rate=2e-3),
 )
 
 _R2D2_CATCH = R2D2Config(
@@ -105,19 +99,18 @@ _R2D2_CATCH = R2D2Config(
     env="sebulba/Catch",
     total_steps=300_000,
     envs_per_actor=16,
-    batch_size=16,
     unroll_length=10,
     sequence_length=20,
     burn_in=10,
-    sequences_per_update=32,
-    target_update=100,
+    batch_size=32,
+    target_update_period=100,
     discount=0.99,
     network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
-    optimiser=OptimiserConfig(
+    optimizer=OptimizerConfig(
         name="adam", learning_rate=1e-3, decay_to_zero=False, max_gradient_norm=10.0
     ),
-    replay=ReplayConfig(capacity=10_000, min_size=500, ratio=1.0),
-    checkpoint=ReplayCheckpointConfig(every=500),
+    replay=ReplayConfig(capacity=10_000, min_size=500, samples_per_insert=1.0),
+    checkpoint=ReplayCheckpointConfig(interval=500),
     log_every=100,
 )
 
@@ -131,7 +124,7 @@ _R2D2_ATARI = R2D2Config(
     network=NetworkConfig(
         torso="shallow", hidden_sizes=(512,), frame_stack=4, core="lstm", core_size=512
     ),
-    replay=ReplayConfig(capacity=100_000, min_size=5_000, ratio=0.8),
+    replay=ReplayConfig(capacity=100_000, min_size=5_000, samples_per_insert=0.8),
 )
 
 PRESETS: dict[str, tuple[Config, str]] = {
@@ -159,13 +152,13 @@ PRESETS: dict[str, tuple[Config, str]] = {
             _R2D2_CATCH,
             preset="r2d2-memory",
             env="sebulba/Memory",
-            # Gradients end at the burn-in: what is learnt from must hold the 12 steps from cue
-            # to answer. With the 10 of Catch, answers were learnt and lost again.
+            # Gradients end at the burn-in: what is learned from must hold the 12 steps from cue
+            # to answer. With the 10 of Catch, answers were learned and lost again.
             unroll_length=20,
             sequence_length=40,
-            target_update=50,
+            target_update_period=50,
             epsilon_base=0.2,
-            replay=ReplayConfig(capacity=5_000, min_size=250, ratio=4.0),
+            replay=ReplayConfig(capacity=5_000, min_size=250, samples_per_insert=4.0),
         ),
         "The memory task with R2D2: recurrent state stored in the replay.",
     ),
@@ -179,10 +172,10 @@ PRESETS: dict[str, tuple[Config, str]] = {
             # A cart that drifts falls after 150 steps: values must travel that far in 6,000
             # updates, n_step at a time between two copies to the target network. With copies every
             # 100 updates some seeds stayed at returns of 150.
-            target_update=40,
+            target_update_period=40,
             epsilon_base=0.2,
-            optimiser=OptimiserConfig(name="adam", learning_rate=1e-3, max_gradient_norm=1.0),
-            replay=ReplayConfig(capacity=10_000, min_size=500, ratio=4.0),
+            optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, max_gradient_norm=1.0),
+            replay=ReplayConfig(capacity=10_000, min_size=500, samples_per_insert=4.0),
         ),
         "CartPole-v1 with R2D2: solved in a minute or two on two CPU cores.",
     ),
@@ -195,16 +188,15 @@ PRESETS: dict[str, tuple[Config, str]] = {
             total_steps=10_000_000,
             envs_per_actor=16,
             actors_per_device=2,
-            batch_size=16,
             # A run of this size has thousands of updates, not millions: each is smaller, more of
             # them follow from each sequence, and they and the target network move faster.
             # (Values travel n_step steps between two copies to the target network: with one every
             # 400 updates, those of Breakout had hardly moved after 1,000.)
-            sequences_per_update=16,
-            target_update=50,
-            optimiser=dataclasses.replace(_R2D2_ATARI.optimiser, learning_rate=3e-4, epsilon=1e-6),
-            checkpoint=ReplayCheckpointConfig(every=500),
-            replay=ReplayConfig(capacity=25_000, min_size=500, ratio=4.0),
+            batch_size=16,
+            target_update_period=50,
+            optimizer=dataclasses.replace(_R2D2_ATARI.optimizer, learning_rate=3e-4, epsilon=1e-6),
+            checkpoint=ReplayCheckpointConfig(interval=500),
+            replay=ReplayConfig(capacity=25_000, min_size=500, samples_per_insert=4.0),
         ),
         "Atari with R2D2 for one machine: fewer actors, more updates, replay within 8 GiB.",
     ),

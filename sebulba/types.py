@@ -7,7 +7,8 @@ length and ``B`` the number of environments. The names are those of Espeholt et 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ class ActorOutput(NamedTuple):
 
     Attributes:
       action: ``[B, ...]``, in the environment's own terms.
-      extras: what the learner needs to know of the behaviour policy (its log-probability,
+      extras: what the learner needs to know of the behavior policy (its log-probability,
         its Q values, ...), ``[B, ...]``; ``()`` where it needs nothing.
     """
 
@@ -65,6 +66,26 @@ class Trajectory(NamedTuple):
     timestep: Timestep
     actor: ActorOutput
     initial_state: State
+
+
+class Unroll(NamedTuple):
+    """One unroll of one actor, on its way to the learner.
+
+    Attributes:
+      lane: number of the actor on this host.
+      shards: its trajectory cut along B into equal parts, one on each of this host's learner
+        devices, in their order.
+      version: turns of the learner behind the parameters that acted.
+      episodes: (return, length in agent steps) of the episodes that ended in it.
+      seconds: the actor's time since its last unroll: ``environment``, ``act``, ``transfer`` (to
+        the learner devices), ``queue`` and ``params`` (waiting for either).
+    """
+
+    lane: int
+    shards: Sequence[Trajectory]
+    version: int = 0
+    episodes: Sequence[tuple[float, int]] = ()
+    seconds: Mapping[str, float] = {}  # Never written to.
 
 
 class Agent(Protocol):
@@ -89,8 +110,12 @@ class Agent(Protocol):
         """The network's outputs over ``[T, B, ...]`` timesteps, from ``state`` ``[B, ...]``."""
 
 
-class ArraySpec(NamedTuple):
-    """Shape (without the batch axis) and dtype of one array of an observation."""
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape (without the batch axis) and dtype of one array of an observation.
+
+    No tuple, so that it is a leaf of the pytree that an observation's specs make.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -27,11 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import sebulba
-from sebulba import algorithms, distributed, envs, hosts, presets
-from sebulba.learners import assemble, make_optimiser
+from sebulba import algorithms, envs, presets
+from sebulba.devices import distributed, hosts
+from sebulba.learners import assemble, make_optimizer
 from sebulba.learners.base import TRAJECTORY_AXES
-from sebulba.learners.replay import Sample
-from sebulba.learners.storage import Sequences
+from sebulba.learners.replay.shard import Sample
+from sebulba.learners.replay.storage import Sequences
 from sebulba.types import ActorOutput, Trajectory
 
 T, B = 20, 12
@@ -42,7 +43,7 @@ Cut = tuple[int, slice]
 
 
 def main() -> None:
-    distributed.initialise(f"127.0.0.1:{PORT}", HOSTS, HOST)
+    distributed.initialize(f"127.0.0.1:{PORT}", HOSTS, HOST)
     if MODE == "raise":
         train_until_host_1_raises(sebulba.Topology.split(1))
     topology = sebulba.Topology.split(1, averaging="hosts" if MODE == "hosts" else "devices")
@@ -59,7 +60,7 @@ def small(preset: str) -> Any:
     )
     if isinstance(config, sebulba.R2D2Config):
         replay = dataclasses.replace(config.replay, capacity=500, min_size=50)
-        config = dataclasses.replace(config, sequences_per_update=LEARNERS, replay=replay)
+        config = dataclasses.replace(config, batch_size=LEARNERS, replay=replay)
     return config
 
 
@@ -68,8 +69,8 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
     config = small(preset)
     last: list[Any] = []
 
-    def make_learner(agent: Any, spec: Any, optimiser: Any, topology: Any) -> Any:
-        learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
+    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Any:
+        learner = algorithms.make_learner(config, agent, spec, optimizer, topology)
         update = learner.update
 
         def keeping(state: Any) -> Any:
@@ -102,8 +103,8 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
     if config.network.core == "lstm":
         env = envs.PreviousAction(env)
     agent = algorithms.make_agent(config, env.spec)
-    optimiser = make_optimiser(config.optimiser, 1)
-    learner: Any = algorithms.make_learner(config, agent, env.spec, optimiser, topology)
+    optimizer = make_optimizer(config.optimizer, 1)
+    learner: Any = algorithms.make_learner(config, agent, env.spec, optimizer, topology)
     state = learner.init(jax.random.key(1))
     first = HOST * len(topology.learners)
     cuts = [
@@ -117,7 +118,7 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
         fixed = state.target
         learner.replay.sizes = lambda: [100] * len(cuts)
         batch = learner._batch([sample(cut, agent, topology) for cut in cuts])
-    found = jax.jit(learner.synchronised.gradient)(learner.params(state), fixed, batch)[0]
+    found = jax.jit(learner.synchronized.gradient)(learner.params(state), fixed, batch)[0]
     found = hosts.combine("mean", found, topology)
     flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
     return [float(number) for number in flat]
@@ -158,8 +159,8 @@ def trajectory() -> Trajectory:
         first=random.random((T + 1, B)) < 0.1,
     )
     action = random.integers(3, size=(T, B)).astype(np.int32)
-    behaviour = sebulba.agent.Behaviour(-np.abs(normal(T, B)), action)
-    return Trajectory(timestep, ActorOutput(action, behaviour), {})
+    behavior = sebulba.agents.reference.Behavior(-np.abs(normal(T, B)), action)
+    return Trajectory(timestep, ActorOutput(action, behavior), {})
 
 
 def train_until_host_1_raises(topology: sebulba.Topology) -> None:

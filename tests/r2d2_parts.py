@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from sebulba import R2D2Config, algorithms, envs
-from sebulba.agent import QAgent
-from sebulba.config import NetworkConfig, OptimiserConfig, ReplayConfig
+from sebulba.agents.reference import QAgent
+from sebulba.config import NetworkConfig, OptimizerConfig, ReplayConfig
+from sebulba.devices.topology import Topology
 from sebulba.inference import ActorProgram
-from sebulba.learners import Delivery, R2D2Learner, make_optimiser
+from sebulba.learners import Delivery, R2D2Learner, make_optimizer
 from sebulba.learners.base import TrainState
 from sebulba.learners.r2d2 import R2D2State, ReplayBatch
-from sebulba.learners.storage import Sequences
-from sebulba.topology import Topology
+from sebulba.learners.replay.storage import Sequences
 from sebulba.types import Timestep, Trajectory
 
 B, UNROLLS = 8, 6
@@ -30,13 +30,13 @@ CONFIG = R2D2Config(
     unroll_length=6,
     sequence_length=12,
     burn_in=5,
-    sequences_per_update=8,
+    batch_size=8,
     n_step=3,
     discount=0.9,
-    target_update=3,
+    target_update_period=3,
     network=NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8, frame_stack=2),
     # Not Adam, which makes one size of gradients that differ by a factor.
-    optimiser=OptimiserConfig(name="rmsprop", epsilon=1.0, learning_rate=0.1, decay_to_zero=False),
+    optimizer=OptimizerConfig(name="rmsprop", epsilon=1.0, learning_rate=0.1, decay_to_zero=False),
     replay=ReplayConfig(capacity=B * UNROLLS, min_size=B),
 )
 
@@ -48,7 +48,7 @@ def make_env(num_envs: int = B) -> envs.PreviousAction:
 SPEC = make_env().spec
 AGENT = QAgent(CONFIG.network, SPEC)
 INIT = jax.jit(AGENT.init)
-OPTIMISER = make_optimiser(CONFIG.optimiser, 100)
+OPTIMIZER = make_optimizer(CONFIG.optimizer, 100)
 COMPILED: dict[tuple[int, int], R2D2Learner] = {}
 
 
@@ -59,11 +59,11 @@ def topology(learners: int) -> Topology:
 
 def make_learner(learners: int = 1, pieces: int = 1, ratio: float = 1.0) -> R2D2Learner:
     """With an empty replay; the programs are compiled once."""
-    replay = dataclasses.replace(CONFIG.replay, ratio=ratio)
-    config = dataclasses.replace(CONFIG, gradient_accumulation=pieces, replay=replay)
-    learner = R2D2Learner(config, AGENT, SPEC, OPTIMISER, topology(learners))
+    replay = dataclasses.replace(CONFIG.replay, samples_per_insert=ratio)
+    config = dataclasses.replace(CONFIG, num_microbatches=pieces, replay=replay)
+    learner = R2D2Learner(config, AGENT, SPEC, OPTIMIZER, topology(learners))
     compiled = COMPILED.setdefault((learners, pieces), learner)
-    for name in ("synchronised", "_errors", "_update_target"):
+    for name in ("synchronized", "_errors", "_update_target"):
         setattr(learner, name, getattr(compiled, name))
     return learner
 
@@ -101,7 +101,7 @@ def deliver(trajectory: Trajectory, learners: int = 1) -> Delivery:
         )
         state = jax.tree.map(lambda leaf, cut=cut: leaf[cut], trajectory.initial_state)
         parts.append(jax.device_put(Trajectory(timestep, actor, state), device))
-    return Delivery(0, parts)
+    return Unroll(0, parts)
 
 
 def fill(learner: R2D2Learner, learners: int = 1, count: int = UNROLLS) -> int:
@@ -111,7 +111,7 @@ def fill(learner: R2D2Learner, learners: int = 1, count: int = UNROLLS) -> int:
 
 def new_state(learners: int = 1, target: int = 5) -> R2D2State:
     """With a target network unlike the online one, by default."""
-    train = TrainState(params(), OPTIMISER.init(params()))
+    train = TrainState(params(), OPTIMIZER.init(params()))
     state = R2D2State(train, params(seed=target), np.int32(0))  # type: ignore[arg-type]
     # Copies, since updates donate them.
     placed: R2D2State = jax.device_put(

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.agent import QAgent
+from sebulba.agents.reference import QAgent
 from sebulba.config import NetworkConfig, R2D2Config, ReplayConfig
+from sebulba.devices.topology import Topology
 from sebulba.learners import Delivery
-from sebulba.learners.host_replay import HostReplay
-from sebulba.learners.storage import Block, DeviceStorage, Geometry, HostStorage
-from sebulba.topology import Topology
+from sebulba.learners.replay.host import HostReplay
+from sebulba.learners.replay.storage import Block, DeviceStorage, Geometry, HostStorage
 from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
 
 T, B = 3, 2
@@ -65,7 +65,7 @@ CONFIG = R2D2Config(
     unroll_length=T,
     sequence_length=2 * T,
     burn_in=T,
-    sequences_per_update=8,
+    batch_size=8,
     network=NetworkConfig(hidden_sizes=(4,), core="lstm", core_size=5),
     replay=ReplayConfig(capacity=4 * B * 6, min_size=4),
 )
@@ -97,7 +97,7 @@ class Feed:
         self._lane = (self._lane + 1) % 2
         trajectories = [random_trajectory(self._rng) for _ in range(self._num_learners)]
         state = {"lstm": (np.float32(self._rng.normal(size=(B, 5))),) * 2}
-        return Delivery(self._lane, [t._replace(initial_state=state) for t in trajectories])
+        return Unroll(self._lane, [t._replace(initial_state=state) for t in trajectories])
 
     def _errors(self, trajectory: Trajectory) -> Any:
         return self._rng.random((T, B)).astype(np.float32)

@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 import pytest
+from paths import ROOT
 
-from sebulba import presets, runner
+from sebulba import presets
 from sebulba.config import ConfigError, to_json
+from sebulba.runners import training
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 DEVICES = jax.devices()
 Load = Callable[[str], Any]
 
@@ -85,7 +87,7 @@ def test_pools_are_as_in_training_and_not_too_many(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = load("throughput_parts")
-    monkeypatch.setattr(runner, "cpu_cores", lambda: 16)
+    monkeypatch.setattr(training, "cpu_cores", lambda: 16)
 
     def settings(size: int, lanes: int, env: str = "Pong-v5") -> list[tuple[int, int, int]]:
         config = dataclasses.replace(presets.get("vtrace-catch"), env=env, envs_per_actor=size)
@@ -144,7 +146,7 @@ def test_what_tune_had_found_is_measured_where_it_failed(
     assert tune.startswith("-m sebulba tune vtrace-atari --seconds 3.0 --write vtrace-atari.tuned")
     assert throughput.startswith("benchmarks/throughput.py vtrace-atari ")
     assert throughput.endswith("--out throughput_vtrace_atari -- --env-threads 3")
-    assert sweep.startswith("benchmarks/sweep.py vtrace-atari gradient-accumulation")
+    assert sweep.startswith("benchmarks/sweep.py vtrace-atari num-microbatches")
 
 
 def test_a_training_that_failed_gets_its_curve(

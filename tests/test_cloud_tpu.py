@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "cloud_tpu.py"
+FILE = ROOT / "benchmarks" / "cloud_tpu.py"
 
 
 def load() -> Any:

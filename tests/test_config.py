@@ -16,7 +16,7 @@ from sebulba.config import (
     Config,
     ConfigError,
     NetworkConfig,
-    OptimiserConfig,
+    OptimizerConfig,
     R2D2Config,
     VTraceConfig,
     from_json,
@@ -40,20 +40,20 @@ REFUSED = [
     ("envs_per_actor", 0, WHOLE),
     ("unroll_length", 0, WHOLE),
     ("batch_size", 0, WHOLE),
-    ("gradient_accumulation", 0, f"{WHOLE}, or None"),
+    ("num_microbatches", 0, f"{WHOLE}, or None"),
     ("log_every", 0, WHOLE),
-    ("checkpoint.every", 0, WHOLE),
-    ("checkpoint.keep", 0, WHOLE),
+    ("checkpoint.interval", 0, WHOLE),
+    ("checkpoint.max_to_keep", 0, WHOLE),
     ("network.core_size", 0, WHOLE),
     ("network.frame_stack", 0, WHOLE),
     ("network.hidden_sizes", (64, 0), "must all be above 0"),
-    ("optimiser.learning_rate", 0.0, "must be above 0"),
-    ("optimiser.learning_rate", float("nan"), "must be above 0"),
-    ("optimiser.max_gradient_norm", -1.0, "must be above 0"),
-    ("optimiser.epsilon", 0.0, "must be above 0"),
-    ("network.pixels", "standardised", "must be scaled for the torso mlp"),
-    ("optimiser.rms_decay", 1.0, "must be from 0 to below 1"),
-    ("optimiser.name", "Adam", "must be one of ['rmsprop', 'adam']"),
+    ("optimizer.learning_rate", 0.0, "must be above 0"),
+    ("optimizer.learning_rate", float("nan"), "must be above 0"),
+    ("optimizer.max_gradient_norm", -1.0, "must be above 0"),
+    ("optimizer.epsilon", 0.0, "must be above 0"),
+    ("network.pixels", "normalized", "must be scaled for the torso mlp"),
+    ("optimizer.rms_decay", 1.0, "must be from 0 to below 1"),
+    ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),
     ("network.torso", "Deep", "must be one of ['mlp', 'small', 'shallow', 'deep']"),
     ("placement", "Shared", "must be one of ['split', 'shared']"),
@@ -102,7 +102,7 @@ def test_every_sequence_has_an_error_to_learn_from(changes: dict[str, int], says
 
 
 def test_devices_that_do_both_leave_none_that_only_act() -> None:
-    config = VTraceConfig(placement="shared", num_inference=2)
+    config = VTraceConfig(placement="shared", num_inference_devices=2)
     with pytest.raises(ConfigError, match=r"num_inference is 2: it must be None where .*shared"):
         validate(config)
 
@@ -121,7 +121,7 @@ def test_an_update_takes_whole_trajectories(
 
 
 EDGES = [
-    VTraceConfig(seed=2**32 - 1, num_inference=1, total_steps=1, reward_clip=0.5),
+    VTraceConfig(seed=2**32 - 1, num_inference_devices=1, total_steps=1, reward_clip=0.5),
     VTraceConfig(discount=0.0, lambda_=1.0, baseline_cost=0.0, entropy_cost=0.0),
     VTraceConfig(network=NetworkConfig(hidden_sizes=())),
     *(config for config, _ in presets.PRESETS.values()),
@@ -146,12 +146,12 @@ def test_a_config_cannot_be_changed() -> None:
             env_options={"repeat_action_probability": 0.25, "full": True, "n": 3, "name": "x"},
             out=Path("runs/some where"),
             resume=True,
-            num_inference=2,
+            num_inference_devices=2,
             reward_clip=1.0,
             policy_lag="1",
             network=NetworkConfig(torso="deep", hidden_sizes=(3, 4), core="lstm"),
-            optimiser=OptimiserConfig(name="adam", epsilon=2.5e-9),
-            checkpoint=CheckpointConfig(every=7, keep=9),
+            optimizer=OptimizerConfig(name="adam", epsilon=2.5e-9),
+            checkpoint=CheckpointConfig(interval=7, keep=9),
         ),
         *EDGES,
     ],

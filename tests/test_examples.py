@@ -7,10 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from paths import ROOT
 
 from sebulba import VTraceConfig, presets
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def load(name: str) -> ModuleType:

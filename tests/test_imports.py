@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-PACKAGE = Path(__file__).parent.parent / "sebulba"
+PACKAGE = ROOT / "sebulba"
 ORDER = [
     {"types", "config"},
     {"losses", "envs"},
@@ -90,7 +91,7 @@ def test_nothing_imports_in_a_circle(part: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), INDEPENDENT)
-def test_neighbours_never_import_each_other(one: str, other: str) -> None:
+def test_neighbors_never_import_each_other(one: str, other: str) -> None:
     assert other not in reach(one)
     assert one not in reach(other)
 

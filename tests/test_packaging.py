@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PYTHONS = ["3.11", "3.12", "3.13"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIRECT = [

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import optax
 
-from sebulba import NetworkConfig, OptimiserConfig, Topology, VTraceConfig, algorithms, envs
+from sebulba import NetworkConfig, OptimizerConfig, Topology, VTraceConfig, algorithms, envs
 from sebulba.types import Agent, ArraySpec, Env, EnvSpec, Timestep
 
 Hook = Callable[["HookedEnv"], None]
 
 
 def tiny(**changes: Any) -> VTraceConfig:
-    """A run of 20 steps an update, of which nothing is learnt; ``changes`` replace fields."""
+    """A run of 20 steps an update, of which nothing is learned; ``changes`` replace fields."""
     config = VTraceConfig(
         preset="vtrace-catch",
         env="sebulba/Catch",
@@ -30,7 +30,7 @@ def tiny(**changes: Any) -> VTraceConfig:
         unroll_length=5,
         log_every=2,
         network=NetworkConfig(hidden_sizes=(8,)),
-        optimiser=OptimiserConfig(name="adam", learning_rate=1e-3),
+        optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
     )
     return dataclasses.replace(config, **changes)
 
@@ -135,9 +135,9 @@ def hooked_learner(
     """The ``make_learner`` of ``HookedLearner``."""
 
     def make(
-        agent: Agent, spec: EnvSpec, optimiser: optax.GradientTransformation, topology: Topology
+        agent: Agent, spec: EnvSpec, optimizer: optax.GradientTransformation, topology: Topology
     ) -> HookedLearner:
-        learner = algorithms.make_learner(config, agent, spec, optimiser, topology)
+        learner = algorithms.make_learner(config, agent, spec, optimizer, topology)
         return HookedLearner(learner, before_update)
 
     return make

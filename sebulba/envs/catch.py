@@ -15,7 +15,7 @@ ROWS, COLUMNS = 10, 5
 class Catch:
     """A ball falls one row a step from a random column; the paddle below must be under it.
 
-    The game of bsuite (Osband et al., 2020, "Behaviour Suite for Reinforcement Learning").
+    The game of bsuite (Osband et al., 2020, "Behavior Suite for Reinforcement Learning").
     Observation float32 ``[B, 10, 5]``: 1 where the ball or the paddle is, 0 elsewhere.
     Actions: 0 left, 1 stay, 2 right. Episodes terminate after 9 steps with a reward of +1 if the
     ball is caught and -1 if not; all other rewards are 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,7 +89,7 @@ class EnvPoolEnv:
         native = self._pool.spec
         self._spec = envpool_spec.env_spec(native, num_envs)
         action = envpool_spec.native_action(native)
-        self._action = action._replace(shape=(num_envs, *action.shape))
+        self._action = dataclasses.replace(action, shape=(num_envs, *action.shape))
         (self._observation_key, *_) = envpool_spec.observation_keys(native)
         self._env_ids = np.arange(num_envs, dtype=np.int32)
         self._ends_on_life_loss = getattr(native.config, "zero_discount_on_life_loss", False)

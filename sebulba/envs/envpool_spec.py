@@ -5,6 +5,7 @@ It is read from EnvPool's own specs: the Gymnasium spaces made of them say the s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +22,7 @@ def env_spec(native: Any, num_envs: int) -> EnvSpec:
     observation = {k.removeprefix(_PREFIX): _array(arrays[k]) for k in observation_keys(native)}
     if is_atari(native) and native.config.gray_scale:
         # The one stacked frame, the one channel: [1, 84, 84].
-        observation = {k: v._replace(shape=v.shape[1:]) for k, v in observation.items()}
+        observation = {k: dataclasses.replace(v, shape=v.shape[1:]) for k, v in observation.items()}
     (action,) = _actions(native).values()
     return EnvSpec(
         observation=observation if len(observation) > 1 else next(iter(observation.values())),

@@ -13,7 +13,7 @@ from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 class Memory:
     """A cue is seen once, at the start; after a delay the agent must answer with its number.
 
-    In the manner of bsuite's memory_len (Osband et al., 2020, "Behaviour Suite for Reinforcement
+    In the manner of bsuite's memory_len (Osband et al., 2020, "Behavior Suite for Reinforcement
     Learning"). Observation float32 ``[B, num_cues + 1]``: the cue one-hot in the first timestep,
     then ``delay`` timesteps of zeros, then the query (1 in the last place), then zeros. Only the
     action at the query counts: the reward on arriving at the last timestep is +1 if it is

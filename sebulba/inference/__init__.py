@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.inference.actor import Actor, Unroll
+from sebulba.inference.actor import Actor
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.exploration import Exploration, epsilon_ladder
 from sebulba.inference.params import ParamsSlot, Versioned
@@ -16,7 +16,6 @@ __all__ = [
     "Exploration",
     "Explore",
     "ParamsSlot",
-    "Unroll",
     "Versioned",
     "epsilon_ladder",
 ]

@@ -5,35 +5,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from sebulba import threads
 from sebulba.inference.check import check_timestep
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
-from sebulba.queues import ShutDown, TrajectoryQueue
-from sebulba.types import ArrayTree, Env, Trajectory
-
-
-class Unroll(NamedTuple):
-    """What an actor hands to the learner.
-
-    Attributes:
-      parts: one trajectory on each learner device of this host, cut along B.
-      version: turns of the learner behind the parameters that acted.
-      episodes: (return, length) of the episodes that ended in it.
-      seconds: the actor's time since its last unroll: ``environment``, ``act``,
-        ``transfer`` (to the learners), ``queue`` and ``params`` (waiting for either).
-    """
-
-    parts: list[Trajectory]
-    version: int
-    episodes: list[tuple[float, int]]
-    seconds: dict[str, float]
+from sebulba.runtime import threads
+from sebulba.runtime.queues import ShutDown, TrajectoryQueue
+from sebulba.runtime.schedule import Schedule
+from sebulba.types import ArrayTree, Env, Trajectory, Unroll
 
 
 class Actor:
@@ -41,38 +24,36 @@ class Actor:
 
     def __init__(
         self,
-        *,
-        name: str,
         lane: int,
         make_env: Callable[[], Env],
         program: ActorProgram,
         slot: ParamsSlot,
         queue: TrajectoryQueue[Unroll],
-        device: jax.Device,
-        learners: tuple[jax.Device, ...],
+        schedule: Schedule,
         key: jax.Array,
-        first_unroll: int,
-        version_of: Callable[[int], int | None],
-        unroll_length: int,
         exploration: ArrayTree = (),
     ) -> None:
         """Everything is called from the actor's own thread only.
 
-        ``version_of(unroll)`` says which version of the parameters that unroll must act on,
-        None for the newest. ``first_unroll`` is the number of the first one.
+        Args:
+          lane: number of the actor on this host, and of its lane of the queue.
+          make_env: makes its environments.
+          program: what it runs on the device of ``slot``.
+          slot: where its parameters come from.
+          queue: where its unrolls go.
+          schedule: which unroll is its first, and on which version of the parameters each acts.
+          key: from which all its random keys are derived.
+          exploration: the argument of the program's ``explore``.
         """
-        self.name = name
+        self.name = f"actor-{lane}"
         self._lane = lane
         self._make_env = make_env
         self._program = program
         self._slot = slot
         self._queue = queue
-        self._device = device
-        self._learners = list(learners)
+        self._schedule = schedule
         self._key = key
-        self._unroll = first_unroll
-        self._version_of = version_of
-        self._unroll_length = unroll_length
+        self._unroll = schedule.first_unroll(lane)
         self._exploration = exploration
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -86,7 +67,9 @@ class Actor:
             finally:
                 env.close()
         except Exception as error:
-            error.add_note(f"in thread {self.name} on device {self._device}, unroll {self._unroll}")
+            error.add_note(
+                f"in thread {self.name} on device {self._slot.device}, unroll {self._unroll}"
+            )
             raise
 
     def _act_forever(self, env: Env) -> None:
@@ -95,11 +78,11 @@ class Actor:
         episodes = EpisodeTracker(timestep)
         current = self._params()
         key, unroll, exploration = jax.device_put(
-            (self._key, np.int32(self._unroll), self._exploration), self._device
+            (self._key, np.int32(self._unroll), self._exploration), self._slot.device
         )
         carry = self._program.start(current.params, key, unroll)
         while True:
-            for _ in range(self._unroll_length):
+            for _ in range(self._program.unroll_length):
                 if self._queue.is_down():  # Whoever stops waits for the environment's step alone.
                     raise ShutDown
                 start = time.perf_counter()
@@ -118,26 +101,26 @@ class Actor:
             check_timestep(timestep, self._program.spec)
             start = time.perf_counter()
             with jax.transfer_guard_host_to_device("allow"):
-                parts, carry = self._program.finish(carry, timestep)
+                shards, carry = self._program.finish(carry, timestep)
             moved = [
-                jax.device_put(part, device)
-                for part, device in zip(parts, self._learners, strict=True)
+                jax.device_put(shard, device)
+                for shard, device in zip(shards, self._program.learners, strict=True)
             ]
             self._seconds["transfer"] += time.perf_counter() - start
             self._hand_over(moved, current.version, episodes)
             self._unroll += 1
             current = self._params()
 
-    def _hand_over(self, parts: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
+    def _hand_over(self, shards: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        unroll = Unroll(parts, version, episodes.ended(), seconds)
+        unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds)
         start = time.perf_counter()
         self._queue.put(self._lane, unroll)
         self._seconds["queue"] += time.perf_counter() - start
 
     def _params(self) -> Versioned:
         start = time.perf_counter()
-        version = self._version_of(self._unroll)
+        version = self._schedule.version_of(self._lane, self._unroll)
         current = self._slot.newest() if version is None else self._slot.exactly(version)
         self._seconds["params"] += time.perf_counter() - start
         return current

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.config import ConfigError
 from sebulba.types import EnvSpec, Timestep
+from sebulba.validation import ConfigError
 
 
 def check_timestep(timestep: Timestep, spec: EnvSpec) -> None:
@@ -20,7 +20,7 @@ def check_timestep(timestep: Timestep, spec: EnvSpec) -> None:
     Raises:
       ConfigError: which array differs, how it is and how the spec says it must be.
     """
-    specs, tree = jax.tree.flatten(spec.observation, is_leaf=lambda node: hasattr(node, "dtype"))
+    specs, tree = jax.tree.flatten(spec.observation)
     arrays, found = jax.tree_util.tree_flatten_with_path(timestep.observation)
     if str(found) != str(tree):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from sebulba.queues import ShutDown
+from sebulba.runtime.queues import ShutDown
 from sebulba.types import Params
 
 
@@ -24,7 +24,7 @@ class ParamsSlot:
 
     def __init__(self, device: jax.Device) -> None:
         """The copies live on ``device``."""
-        self._device = device
+        self.device = device
         self._changed = threading.Condition()
         self._versions: deque[Versioned] = deque()
         self._down = False
@@ -34,7 +34,7 @@ class ParamsSlot:
 
         The copy never aliases its source: the learner donates its parameters to the next update.
         """
-        copy = jax.device_put(params, self._device, may_alias=False)
+        copy = jax.device_put(params, self.device, may_alias=False)
         with self._changed:
             self._versions.append(Versioned(version, copy))
             # Two versions stay: actors that lag by exactly one still ask for the older.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,17 +52,22 @@ class ActorProgram:
 
     ``step`` writes the timestep into the trajectory, acts, samples and writes the output:
     one XLA call for each environment step. ``finish`` writes the last timestep, cuts the
-    trajectory into equal parts of B, one for each learner device, and starts the next unroll.
+    trajectory into equal shards of B, one for each learner device, and starts the next unroll.
     """
 
     def __init__(
-        self, agent: Agent, spec: EnvSpec, unroll_length: int, parts: int, explore: Explore | None
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        unroll_length: int,
+        learners: Sequence[jax.Device],
+        explore: Explore | None = None,
     ) -> None:
-        """``parts`` must divide ``spec.num_envs``, the environments of one actor."""
+        """The number of ``learners`` must divide ``spec.num_envs``, an actor's environments."""
         self._agent = agent
         self.spec = spec
-        self._unroll_length = unroll_length
-        self._parts = parts
+        self.unroll_length = unroll_length
+        self.learners = tuple(learners)
         self._explore = explore
         self.start = jax.jit(self._start)
         self.step = jax.jit(self._step, donate_argnames="carry")
@@ -111,11 +116,11 @@ class ActorProgram:
         trajectory = Trajectory(
             _write(carry.timesteps, timestep, carry.t), carry.outputs, carry.initial_state
         )
-        parts = split(trajectory, self._parts)
-        return parts, _fresh(carry._replace(unroll=carry.unroll + 1))
+        shards = cut(trajectory, len(self.learners))
+        return shards, _fresh(carry._replace(unroll=carry.unroll + 1))
 
     def _timestep_shapes(self) -> Timestep:
-        lead = (self._unroll_length + 1, self.spec.num_envs)
+        lead = (self.unroll_length + 1, self.spec.num_envs)
 
         def stacked(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(lead + shape, dtype)
@@ -123,7 +128,6 @@ class ActorProgram:
         observation = jax.tree.map(
             lambda array: stacked(array.shape, array.dtype),
             self.spec.observation,
-            is_leaf=lambda node: hasattr(node, "dtype"),
         )
         return Timestep(
             observation,
@@ -139,30 +143,30 @@ class ActorProgram:
         state = jax.eval_shape(lambda: self._agent.initial_state(self.spec.num_envs))
         output, _ = jax.eval_shape(self._agent.act, params, jax.random.key(0), timestep, state)
         stacked: ActorOutput = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((self._unroll_length, *leaf.shape), leaf.dtype),
+            lambda leaf: jax.ShapeDtypeStruct((self.unroll_length, *leaf.shape), leaf.dtype),
             output,
         )
         return stacked
 
 
-def split(trajectory: Trajectory, parts: int) -> list[Trajectory]:
-    """Cut a trajectory into ``parts`` trajectories of B / parts environments."""
-    if parts == 1:
+def cut(trajectory: Trajectory, num_shards: int) -> list[Trajectory]:
+    """Cut a trajectory into ``num_shards`` trajectories of B / num_shards environments."""
+    if num_shards == 1:
         return [trajectory]
-    size = trajectory.timestep.first.shape[1] // parts
+    size = trajectory.timestep.first.shape[1] // num_shards
 
-    def part(index: int, axis: int, tree: ArrayTree) -> ArrayTree:
+    def shard(index: int, axis: int, tree: ArrayTree) -> ArrayTree:
         return jax.tree.map(
             lambda leaf: lax.slice_in_dim(leaf, index * size, (index + 1) * size, axis=axis), tree
         )
 
     return [
         Trajectory(
-            part(index, 1, trajectory.timestep),
-            part(index, 1, trajectory.actor),
-            part(index, 0, trajectory.initial_state),
+            shard(index, 1, trajectory.timestep),
+            shard(index, 1, trajectory.actor),
+            shard(index, 0, trajectory.initial_state),
         )
-        for index in range(parts)
+        for index in range(num_shards)
     ]
 
 

@@ -1,37 +1,26 @@
-"""Learners: one file for each algorithm, on one synchronised update."""
+"""Learners: one file for each algorithm, on one synchronized update."""
 
 from __future__ import annotations
 
-from sebulba.learners.base import (
-    Batch,
-    Delivery,
-    Learner,
-    LossOutput,
-    SynchronisedUpdate,
-    TrainState,
-    TurnCount,
-    assemble,
-    concatenate,
-    count_turn,
-    make_optimiser,
-)
-from sebulba.learners.pieces import num_pieces
+from sebulba.learners.base import Learner, Logs
+from sebulba.learners.optimizer import make_optimizer
 from sebulba.learners.r2d2 import R2D2Learner
+from sebulba.learners.sharding import TRAJECTORY_AXES, assemble, concatenate
+from sebulba.learners.trajectory import TrajectoryLearner
+from sebulba.learners.update import LossOutput, SynchronizedUpdate, TrainState
 from sebulba.learners.vtrace import VTraceLearner
 
 __all__ = [
-    "Batch",
-    "Delivery",
+    "TRAJECTORY_AXES",
     "Learner",
+    "Logs",
     "LossOutput",
     "R2D2Learner",
-    "SynchronisedUpdate",
+    "SynchronizedUpdate",
     "TrainState",
-    "TurnCount",
+    "TrajectoryLearner",
     "VTraceLearner",
     "assemble",
     "concatenate",
-    "count_turn",
-    "make_optimiser",
-    "num_pieces",
+    "make_optimizer",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,29 +13,92 @@ import numpy as np
 import optax
 from jax import lax
 
-from sebulba import hosts, losses
-from sebulba.config import R2D2Config
-from sebulba.learners.base import (
-    Batch,
-    Delivery,
-    Learner,
-    Logs,
-    LossOutput,
-    SynchronisedUpdate,
-    TrainState,
-    assemble,
-    clip_rewards,
-)
-from sebulba.learners.host_replay import HostReplay
-from sebulba.learners.pieces import num_pieces
-from sebulba.learners.replay import Sample
-from sebulba.learners.storage import Sequences
-from sebulba.topology import Topology
-from sebulba.types import Agent, EnvSpec, Params, State, Timestep, Trajectory
+from sebulba import losses
+from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+from sebulba.devices.topology import Topology
+from sebulba.learners.base import Learner, Logs
+from sebulba.learners.replay.host import HostReplay, ReplayConfig
+from sebulba.learners.replay.shard import Sample
+from sebulba.learners.replay.storage import Sequences, block_shapes
+from sebulba.learners.sharding import abstract, assemble, local_data
+from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState
+from sebulba.types import Agent, EnvSpec, Params, State, Timestep, Trajectory, Unroll
+from sebulba.validation import Count, Limit, NotNegativeInt, Positive, Share, require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayCheckpointConfig(CheckpointConfig):
+    """When checkpoints are written, how many are kept, and whether the replay is among them."""
+
+    save_replay: bool = False
+    """Write the newest replay too, while training goes on; --resume then reads it. Without, a
+    resumed run starts with an empty one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class R2D2Config(Config):
+    """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
+
+    Losses are means over T x B. Where they are summed over time, as in acme and SEED RL, Adam's
+    epsilon and the clipping norm are larger by the number of steps learned from: here the paper's
+    1e-3 and 40 are divided by sequence_length - burn_in = 40. The 80 steps of a sequence include
+    the burn-in; acme and SEED RL put theirs before them, as sequence_length 120 does.
+
+    Values are the paper's (section 2.3 and table 2), unless a preset says otherwise. A sequence
+    is made of whole consecutive unrolls, so sequences overlap by sequence_length - unroll_length.
+    """
+
+    unroll_length: Count = 40
+    """T: steps of one unroll, and steps between the starts of two sequences."""
+    sequence_length: Count = 80
+    """Steps of a replayed sequence: a multiple of unroll_length."""
+    burn_in: NotNegativeInt = 40
+    """First steps of a sequence that only warm the recurrent state up."""
+    batch_size: Count = 64
+    """Sequences that one update learns from, on each host."""
+    discount: Share = 0.997
+    """gamma."""
+    n_step: Count = 5
+    """Steps of the return before it bootstraps."""
+    target_update_period: Count = 2500
+    """Updates between copies to the target network."""
+    reward_clip: Limit = None
+    """Rewards are clipped to +- this for learning; the paper rescales values instead."""
+    epsilon_base: Share = 0.4
+    """eps_i = base^(1 + alpha i / (N - 1)) over all N environments of all hosts (Horgan et al.
+    2018, "Ape-X", section 4.1)."""
+    epsilon_alpha: Positive = 7.0
+    """alpha of that ladder."""
+    evaluation_epsilon: Share = 0.001
+    """Share of random actions in evaluation."""
+    replay: ReplayConfig = ReplayConfig()
+    checkpoint: ReplayCheckpointConfig = ReplayCheckpointConfig()
+    network: NetworkConfig = NetworkConfig(core="lstm", core_size=512)
+    optimizer: OptimizerConfig = OptimizerConfig(
+        name="adam",
+        learning_rate=1e-4,
+        epsilon=1e-3 / 40,
+        decay_to_zero=False,
+        max_gradient_norm=40 / 40,
+    )
+
+    def validate(self) -> None:
+        """Refuse what can never work."""
+        super().validate()
+        length, unroll = self.sequence_length, self.unroll_length
+        multiple = f"must be a multiple of unroll_length ({unroll}), whose starts it shares"
+        require(self, "sequence_length", length % unroll == 0, multiple)
+        # The last step of an unroll has no TD error at collection, so no priority either.
+        require(self, "unroll_length", unroll > 1, "must be above 1 for R2D2")
+        longest = f"must be from 0 to sequence_length - 2 ({length - 2})"
+        require(self, "burn_in", self.burn_in <= length - 2, longest)
+        capacity = self.replay.capacity
+        most = f"must be at most replay.capacity ({capacity})"
+        require(self, "replay.min_size", self.replay.min_size <= capacity, most)
 
 
 class R2D2State(NamedTuple):
-    """Online network and optimiser, target network, and the number of updates."""
+    """Online network and optimizer, target network, and the number of updates."""
 
     train: TrainState
     target: Params
@@ -63,21 +127,27 @@ class R2D2Learner(Learner):
         config: R2D2Config,
         agent: Agent,
         spec: EnvSpec,
-        optimiser: optax.GradientTransformation,
+        optimizer: optax.GradientTransformation,
         topology: Topology,
     ) -> None:
-        """Allocates the replay.
-
-        Raises:
-          ConfigError: the batch does not divide over the learner devices, or memory is short.
-        """
+        """The learner devices must divide the batch; the replay is allocated by ``prepare``."""
         self._config = config
         self._agent = agent
-        self._optimiser = optimiser
+        self._optimizer = optimizer
         self._topology = topology
-        self.replay = HostReplay(config, agent, spec, topology)
-        self.synchronised = SynchronisedUpdate(
-            Batch(_BATCH_AXES, self.loss), optimiser, topology, num_pieces(config, topology)
+        self._lanes = len(topology.inference) * config.actors_per_device
+        num_envs = config.envs_per_actor // len(topology.learners)
+        self.replay = HostReplay(
+            config.replay,
+            block_shapes(agent, spec, num_envs, config.unroll_length),
+            lanes=self._lanes,
+            span=config.sequence_length // config.unroll_length,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            devices=topology.learners,
+        )
+        self.synchronized = SynchronizedUpdate(
+            self._loss, _BATCH_AXES, optimizer, topology, config.num_microbatches or 1
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
         self._errors = jax.jit(self._errors_at_collection)
@@ -85,11 +155,11 @@ class R2D2Learner(Learner):
         self._in_flight: tuple[list[Sample], list[jax.Array]] | None = None
 
     def init(self, key: jax.Array) -> R2D2State:
-        """Fresh parameters, twice, and optimiser state on every learner device."""
+        """Fresh parameters, twice, and optimizer state on every learner device."""
 
         def init(key: jax.Array) -> R2D2State:
             params = self._agent.init(key)
-            train = TrainState(params, self._optimiser.init(params))
+            train = TrainState(params, self._optimizer.init(params))
             return R2D2State(train, jax.tree.map(jnp.copy, params), jnp.int32(0))
 
         state: R2D2State = jax.jit(init, out_shardings=self._topology.replicated())(key)
@@ -99,20 +169,20 @@ class R2D2Learner(Learner):
         """The online network's parameters."""
         return state.train.params
 
-    def add(self, deliveries: Sequence[Delivery]) -> int:
+    def add(self, unrolls: Sequence[Unroll]) -> int:
         """Insert; the updates due follow from the sequences inserted, by counting."""
-        return self.replay.insert(deliveries, self._errors, self._priority)
+        return self.replay.insert(unrolls, self._errors, self._priority)
 
     def update(self, state: R2D2State) -> tuple[R2D2State, Logs]:
         """One update on a batch from the replay; ``state`` is donated."""
         samples = self._prefetched or self.replay.sample()
         batch = self._batch(samples)
-        train, logs, priorities = self.synchronised(state.train, batch, state.target)
+        train, logs, priorities = self.synchronized(state.train, (batch,), state.target)
         target, updates = self._update_target(state.target, train.params, state.updates)
         # While the devices work: the priorities of the update before, and the next batch.
         self._write_back()
         self._in_flight = (samples, priorities)
-        self.replay.trained += self._config.sequences_per_update
+        self.replay.trained += self._config.batch_size
         self._prefetched = self.replay.sample()
         return R2D2State(train, target, updates), logs
 
@@ -120,36 +190,51 @@ class R2D2Learner(Learner):
         """Size and use of this host's replay, and quantiles of its priorities."""
         return self.replay.metrics()
 
-    def describe(self) -> str:
-        """What the replay takes, and whether there are enough steps to learn from it."""
-        total, start = self._config.total_steps, self.replay.steps_to_fill
+    def prepare(self) -> str:
+        """Allocate the replay; what it takes, and whether there are enough steps to fill it."""
+        line = self.replay.allocate()
+        total = self._config.total_steps
+        start = steps_before_learning(self._config, self._lanes) * self._topology.num_hosts
         if total > start:
-            return self.replay.memory
+            return line
         return (
-            f"{self.replay.memory}\ntotal_steps is {total:,}, but learning starts after about "
-            f"{start:,}, once the replay holds min_size sequences: hardly anything will be learnt. "
+            f"{line}\ntotal_steps is {total:,}, but learning starts after about "
+            f"{start:,}, once the replay holds min_size sequences: little will be learned. "
             "Raise --total-steps or lower --replay.min-size."
         )
 
-    def save_memory(self, path: Path) -> None:
-        """Write the replay, where ``config.checkpoint.replay`` says so."""
-        if self._config.checkpoint.replay:
+    def lower(self, state: R2D2State, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
+        """The programs of one update and how often each runs, but for the target's copy."""
+        config = self._config
+        count = config.batch_size // len(self._topology.learners)
+        batch = abstract(
+            _replayed(shard, count, config.sequence_length), _BATCH_AXES, self._topology
+        )
+        return self.synchronized.lower(state.train, (batch,), state.target)
+
+    def device_memory(self) -> int:
+        """Bytes of the replay on each learner device."""
+        return self.replay.bytes_per_device if self._config.replay.storage == "device" else 0
+
+    def save_replay(self, path: Path) -> None:
+        """Write the replay, where ``config.checkpoint.save_replay`` says so."""
+        if self._config.checkpoint.save_replay:
             self._write_back()
             self.replay.save(path)
 
-    def load_memory(self, path: Path) -> str | None:
-        """Read the replay, where ``config.checkpoint.replay`` says so."""
-        return self.replay.load(path) if self._config.checkpoint.replay else None
+    def load_replay(self, path: Path) -> str | None:
+        """Read the replay, where ``config.checkpoint.save_replay`` says so."""
+        return self.replay.load(path) if self._config.checkpoint.save_replay else None
 
     def close(self) -> None:
         """Wait for the replay to be written."""
         self.replay.finish()
 
-    def loss(
-        self, params: Params, target_params: Params, batch: ReplayBatch
+    def _loss(
+        self, params: Params, target_params: Params, parts: Batch
     ) -> tuple[jax.Array, LossOutput]:
         """Weighted squared TD errors of the steps after the burn-in, as a mean over T x B."""
-        config = self._config
+        config, (batch,) = self._config, parts
         timestep, actions = _time_major(batch.sequences)
         state = batch.sequences.initial_state
         q_online = self._q_values(params, timestep, state)
@@ -160,7 +245,7 @@ class R2D2Learner(Learner):
             q_online,
             q_target,
             actions[config.burn_in :],
-            clip_rewards(learned.reward, config.reward_clip),
+            losses.clip_rewards(learned.reward, config.reward_clip),
             learned.discount * config.discount,
             first,
             n=config.n_step,
@@ -198,7 +283,7 @@ class R2D2Learner(Learner):
             q_values,
             q_values,
             trajectory.actor.action[:-1],
-            clip_rewards(timestep.reward, self._config.reward_clip),
+            losses.clip_rewards(timestep.reward, self._config.reward_clip),
             timestep.discount * self._config.discount,
             timestep.first,
             n=self._config.n_step,
@@ -217,7 +302,7 @@ class R2D2Learner(Learner):
         return priorities
 
     def _batch(self, samples: Sequence[Sample]) -> ReplayBatch:
-        """The global batch, with weights normalised by the largest of all hosts."""
+        """The global batch, with weights normalized by the largest of all hosts."""
         parts = []
         for sample, size in zip(samples, self.replay.sizes(), strict=True):
             weights = losses.importance_weights(
@@ -227,8 +312,7 @@ class R2D2Learner(Learner):
             placed = jax.device_put(np.float32(weights), device)
             parts.append(ReplayBatch(sample.sequences, placed))
         batch: ReplayBatch = assemble(parts, _BATCH_AXES, self._topology)
-        largest = hosts.combine("max", _largest(batch.weights), self._topology)
-        return batch._replace(weights=_normalised(batch.weights, largest))
+        return batch._replace(weights=_normalized(batch.weights))
 
     def _write_back(self) -> None:
         """Priorities of the update under way go to the replay."""
@@ -245,20 +329,38 @@ class R2D2Learner(Learner):
     def _next_target(
         self, target: Params, params: Params, updates: jax.Array
     ) -> tuple[Params, jax.Array]:
-        """A copy of the online network every ``target_update`` updates."""
+        """A copy of the online network every ``target_update_period`` updates."""
         updates = updates + 1
-        due = updates % self._config.target_update == 0
+        due = updates % self._config.target_update_period == 0
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), params, target), updates
 
 
-def local_data(array: jax.Array, device: jax.Device) -> jax.Array:
-    """The shard of a global array that is on ``device``."""
-    data: list[jax.Array] = [s.data for s in array.addressable_shards if s.device == device]
-    return data[0]
+@jax.jit
+def _normalized(weights: jax.Array) -> jax.Array:
+    """Divided by the largest of the whole batch, that of all hosts."""
+    return losses.normalize_importance_weights(weights, jnp.max(weights))
 
 
-_largest = jax.jit(jnp.max)
-_normalised = jax.jit(losses.normalize_importance_weights)
+def steps_before_learning(config: R2D2Config, lanes: int) -> int:
+    """Agent steps of one host, or a few less, until ``replay.min_size`` sequences are there."""
+    span = config.sequence_length // config.unroll_length
+    return config.unroll_length * (span * lanes * config.envs_per_actor + config.replay.min_size)
+
+
+def _replayed(shard: Trajectory, count: int, length: int) -> ReplayBatch:
+    """One learner device's share of a batch, as abstract arrays."""
+
+    def steps(leaf: Any, length: int) -> Any:
+        return jax.ShapeDtypeStruct((count, length, *leaf.shape[2:]), leaf.dtype)
+
+    def start(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)
+
+    timestep = jax.tree.map(lambda leaf: steps(leaf, length + 1), shard.timestep)
+    state = jax.tree.map(start, shard.initial_state)
+    sequences = Sequences(timestep, steps(shard.actor.action, length), state)
+    weights: Any = jax.ShapeDtypeStruct((count,), np.float32)
+    return ReplayBatch(sequences, weights)
 
 
 def _time_major(sequences: Sequences) -> tuple[Timestep, jax.Array]:

@@ -2,104 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
+import tyro
 
 from sebulba import losses
-from sebulba.config import VTraceConfig
-from sebulba.distributions import Distribution
-from sebulba.learners.base import (
-    TRAJECTORY_AXES,
-    Batch,
-    Delivery,
-    Learner,
-    Logs,
-    LossOutput,
-    SynchronisedUpdate,
-    TrainState,
-    assemble,
-    clip_rewards,
-    concatenate,
-)
-from sebulba.learners.pieces import num_pieces
-from sebulba.topology import Topology
-from sebulba.types import Agent, ArrayTree, Params, Trajectory
+from sebulba.agents import distributions
+from sebulba.config import Config
+from sebulba.devices.topology import Topology
+from sebulba.learners.base import Logs
+from sebulba.learners.microbatches import fitting_the_cache
+from sebulba.learners.trajectory import TrajectoryLearner
+from sebulba.types import Agent, EnvSpec, Params, Trajectory
+from sebulba.validation import Limit, NotNegative, Positive, Share
 
 
-class VTraceLearner(Learner):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VTraceConfig(Config):
+    """IMPALA: V-trace actor-critic (Espeholt et al. 2018).
+
+    The paper sums losses over time and batch; here they are means over T x B. Dividing the
+    paper's clipping norm by T x B = 640, and RMSProp's epsilon by its square, gives the same
+    updates.
+    """
+
+    discount: Share = 0.99
+    """gamma."""
+    lambda_: Annotated[Share, tyro.conf.arg(name="lambda")] = 1.0
+    """Trace decay (remark 2 of the paper)."""
+    clip_rho: Positive = 1.0
+    """Truncation of the importance weights of the temporal differences."""
+    clip_c: Positive = 1.0
+    """Truncation of the trace-cutting weights."""
+    clip_pg_rho: Positive = 1.0
+    """Truncation of the importance weights of the policy gradient."""
+    baseline_cost: NotNegative = 0.5
+    entropy_cost: NotNegative = 0.01
+    reward_clip: Limit = None
+    """Rewards are clipped to +- this for learning; metrics keep the true ones."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this for learning, before clipping."""
+
+
+class VTraceLearner(TrajectoryLearner):
     """One update for each turn of trajectories.
 
     The agent's ``unroll`` must return an output with ``policy`` and ``value``, and its ``act``
-    extras with ``log_prob`` and ``raw``, as ``PolicyValue`` and ``Behaviour`` have them.
+    extras with ``log_prob`` and ``raw``, as ``PolicyValue`` and ``Behavior`` have them.
     """
 
     def __init__(
         self,
         config: VTraceConfig,
         agent: Agent,
-        distribution: Distribution,
-        optimiser: optax.GradientTransformation,
+        spec: EnvSpec,
+        optimizer: optax.GradientTransformation,
         topology: Topology,
     ) -> None:
-        """``distribution`` is the agent's policy's."""
-        self._config = config
-        self._agent = agent
-        self._distribution = distribution
-        self._optimiser = optimiser
-        self._topology = topology
-        lanes = config.batch_size // config.envs_per_actor
-        self.synchronised = SynchronisedUpdate(
-            Batch((TRAJECTORY_AXES,) * lanes, self.loss),
-            optimiser,
+        """``spec`` tells which distribution over actions the agent's policy parametrizes."""
+        super().__init__(
+            agent,
+            optimizer,
             topology,
-            num_pieces(config, topology),
+            config.batch_size // config.envs_per_actor,
+            config.num_microbatches or fitting_the_cache(config, topology),
         )
-        self._turn: tuple[Trajectory, ...] = ()
+        self._config = config
+        self._distribution = distributions.make(spec.action, config.network.squash)
 
-    def init(self, key: jax.Array) -> TrainState:
-        """Fresh parameters and optimiser state on every learner device."""
-
-        def init(key: jax.Array) -> TrainState:
-            params = self._agent.init(key)
-            return TrainState(params, self._optimiser.init(params))
-
-        state: TrainState = jax.jit(init, out_shardings=self._topology.replicated())(key)
-        return state
-
-    def params(self, state: TrainState) -> Params:
-        """The parameters that actors should use."""
-        return state.params
-
-    def add(self, deliveries: Sequence[Delivery]) -> int:
-        """Every turn is one update."""
-        self._turn = tuple(
-            assemble(delivery.parts, TRAJECTORY_AXES, self._topology) for delivery in deliveries
-        )
-        return 1
-
-    def update(self, state: TrainState) -> tuple[TrainState, Logs]:
-        """One synchronised update on this turn's trajectories; ``state`` is donated."""
-        state, logs, _ = self.synchronised(state, self._turn)
-        return state, logs
-
-    def loss(
-        self, params: Params, _: ArrayTree, trajectories: tuple[Trajectory, ...]
-    ) -> tuple[jax.Array, LossOutput]:
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
         """The total loss, section 4.2 of the paper, as a mean over T x B."""
-        trajectory = concatenate(trajectories)
         config = self._config
         output, _ = self._agent.unroll(params, trajectory.timestep, trajectory.initial_state)
-        behaviour = trajectory.actor.extras
+        behavior = trajectory.actor.extras
         policy = jax.tree.map(lambda leaf: leaf[:-1], output.policy)
-        log_prob = self._distribution.log_prob(policy, behaviour.raw)
+        log_prob = self._distribution.log_prob(policy, behavior.raw)
         timestep = trajectory.timestep
         first = timestep.first[1:]
         result = losses.vtrace(
-            log_rhos=jax.lax.stop_gradient(log_prob) - behaviour.log_prob,
-            rewards=clip_rewards(timestep.reward[1:] * config.reward_scale, config.reward_clip),
+            log_rhos=jax.lax.stop_gradient(log_prob) - behavior.log_prob,
+            rewards=losses.clip_rewards(
+                timestep.reward[1:] * config.reward_scale, config.reward_clip
+            ),
             discounts=timestep.discount[1:] * config.discount,
             values=output.value,
             first=first,
@@ -118,11 +106,9 @@ class VTraceLearner(Learner):
         total = (
             policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
         )
-        logs = {
-            "loss": total,
+        return total, {
             "policy_loss": policy_loss,
             "baseline_loss": baseline_loss,
             "entropy": -entropy_loss,
             "value_mean": jnp.mean(output.value),
         }
-        return total, LossOutput(logs)

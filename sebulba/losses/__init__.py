@@ -1,4 +1,4 @@
-"""The maths of the losses: pure functions of time-major arrays, with no network and no optimiser.
+"""The maths of the losses: pure functions of time-major arrays, with no network and no optimizer.
 
 One alignment everywhere: arrays of the action at time t (log-probabilities, TD errors, ...) and of
 what it led to (reward, discount and ``first`` of timestep t+1, that is ``timestep.reward[1:]``) are
@@ -19,6 +19,7 @@ from sebulba.losses.priorities import (
     normalize_importance_weights,
     sequence_priorities,
 )
+from sebulba.losses.rewards import clip_rewards
 from sebulba.losses.value_rescaling import inverse_rescale, rescale
 from sebulba.losses.vtrace import VTraceOutput, vtrace
 
@@ -26,6 +27,7 @@ __all__ = [
     "NStepQOutput",
     "VTraceOutput",
     "baseline_loss",
+    "clip_rewards",
     "entropy_loss",
     "importance_weights",
     "inverse_rescale",

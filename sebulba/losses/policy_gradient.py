@@ -42,7 +42,7 @@ def baseline_loss(values: jax.Array, targets: jax.Array, first: jax.Array) -> ja
 
 
 def entropy_loss(entropies: jax.Array, first: jax.Array) -> jax.Array:
-    """Minus the entropy of pi(. | x_t), so that minimising the loss explores.
+    """Minus the entropy of pi(. | x_t), so that minimizing the loss explores.
 
     Args:
       entropies: ``[T, B]``.

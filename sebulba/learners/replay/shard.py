@@ -1,0 +1,137 @@
+"""Prioritized replay of sequences: the share of one learner device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sebulba.learners.replay.sampler import Priorities
+from sebulba.learners.replay.storage import Geometry, Sequences, Storage
+from sebulba.types import Trajectory
+
+
+class Sample(NamedTuple):
+    """Sequences, where they came from, and how likely they were.
+
+    Attributes:
+      sequences: on the device, ``[N, ...]``.
+      indices: ``[N]``, of the priorities.
+      ages: ``[N]``, number of the unroll that each sequence starts with; it tells later whether
+        the sequence is still there.
+      probabilities: ``[N]``.
+    """
+
+    sequences: Sequences
+    indices: np.ndarray
+    ages: np.ndarray
+    probabilities: np.ndarray
+
+
+class ReplayShard:
+    """Unrolls of every lane's environments that belong to one learner device.
+
+    A sequence can be drawn once its whole span and the timestep after it are there, until its
+    first unroll is overwritten.
+
+    Attributes:
+      storage: the unrolls.
+      geometry: their arrangement.
+      priorities: of every place where a sequence may start; 0 where none can be drawn.
+      size: sequences that can be drawn.
+    """
+
+    def __init__(self, storage: Storage, geometry: Geometry, exponent: float) -> None:
+        """``geometry.slots`` must be above ``geometry.span``."""
+        self.storage = storage
+        self.geometry = geometry
+        self.size = 0
+        self._shape = (geometry.lanes, geometry.slots, geometry.num_envs)
+        self._indices = np.arange(int(np.prod(self._shape))).reshape(self._shape)
+        self.priorities = Priorities(self._indices.size, exponent)
+        self._unrolls = np.zeros(geometry.lanes, np.int64)
+        # TD errors of the unrolls whose sequences are not complete yet, still being computed.
+        self._coming: list[deque[Any]] = [
+            deque(maxlen=geometry.span) for _ in range(geometry.lanes)
+        ]
+
+    def next_slot(self, lane: int) -> int:
+        """The slot that the lane's next unroll overwrites."""
+        return int(self._unrolls[lane]) % self.geometry.slots
+
+    def insert(
+        self,
+        lane: int,
+        trajectory: Trajectory,
+        errors: jax.Array,
+        priority: Callable[[np.ndarray], np.ndarray],
+    ) -> int:
+        """Append an unroll; returns how many sequences it completes.
+
+        Args:
+          lane: the actor that it came from.
+          trajectory: ``[T+1, B, ...]``.
+          errors: ``[T, B]``, absolute TD errors at collection, -1 where there is none.
+          priority: maps such errors of a whole sequence ``[S, B]`` to priorities ``[B]``.
+        """
+        span, ring, num_envs = self.geometry.span, self.geometry.slots, self.geometry.num_envs
+        number, slot = int(self._unrolls[lane]), self.next_slot(lane)
+        self.storage.write(lane, slot, trajectory)
+        self._unrolls[lane] += 1
+        if number >= ring:
+            self.priorities.clear(self._indices[lane, slot])
+            self.size -= num_envs
+        coming = self._coming[lane]
+        completed = len(coming) == span
+        if completed:
+            start = self._indices[lane, (number - span) % ring]
+            self.priorities.set(start, priority(np.concatenate(jax.device_get(list(coming)))))
+            self.size += num_envs
+        coming.append(errors)
+        return num_envs if completed else 0
+
+    def sample(self, count: int, random: np.random.Generator) -> Sample:
+        """``count`` sequences in proportion to their priorities, with replacement."""
+        indices, probabilities = self.priorities.draw(count, random)
+        lanes, slots, envs = np.unravel_index(indices, self._shape)
+        sequences = self.storage.read(lanes, slots, envs)
+        return Sample(sequences, indices, self._ages(lanes, slots), probabilities)
+
+    def update(self, sample: Sample, priorities: np.ndarray) -> None:
+        """Set the priorities ``[N]`` of a sample, but for sequences that are gone."""
+        lanes, slots, _ = np.unravel_index(sample.indices, self._shape)
+        there = self._ages(lanes, slots) == sample.ages
+        self.priorities.set(sample.indices[there], priorities[there])
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything but the unrolls themselves; copies."""
+        coming = {
+            f"coming_{lane}": np.stack(jax.device_get(list(errors)))
+            for lane, errors in enumerate(self._coming)
+            if errors
+        }
+        counts = {"unrolls": self._unrolls.copy(), "size": np.array(self.size)}
+        return {**self.priorities.state(), **counts, **coming}
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Set what ``state`` returned."""
+        self.priorities.load_state(state)
+        self._unrolls[:] = state["unrolls"]
+        self.size = int(state["size"])
+        for lane, errors in enumerate(self._coming):
+            errors.clear()
+            errors.extend(state.get(f"coming_{lane}", []))
+
+    def used(self) -> list[tuple[int, int]]:
+        """The (lane, slot) of every unroll that is there."""
+        slots = np.minimum(self._unrolls, self.geometry.slots)
+        return [(lane, slot) for lane, count in enumerate(slots) for slot in range(count)]
+
+    def _ages(self, lanes: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Numbers of the unrolls in these slots, the newest that fit."""
+        newest = self._unrolls[lanes] - 1
+        ages: np.ndarray = newest - (newest - slots) % self.geometry.slots
+        return ages

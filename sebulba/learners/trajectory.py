@@ -1,0 +1,85 @@
+"""The learner of algorithms that learn once from every trajectory, in the order they come."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import optax
+
+from sebulba.devices.topology import Topology
+from sebulba.learners.base import Learner, Logs
+from sebulba.learners.sharding import TRAJECTORY_AXES, abstract, assemble, concatenate
+from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState
+from sebulba.types import Agent, ArrayTree, Params, Trajectory, Unroll
+
+
+class TrajectoryLearner(Learner):
+    """One update for each turn, on all of that turn's trajectories. A subclass says the loss."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        optimizer: optax.GradientTransformation,
+        topology: Topology,
+        unrolls_per_turn: int = 1,
+        num_microbatches: int = 1,
+    ) -> None:
+        """``num_microbatches`` must divide the environments of an actor for each learner device."""
+        self._agent = agent
+        self._optimizer = optimizer
+        self._topology = topology
+        self._unrolls_per_turn = unrolls_per_turn
+        self.synchronized = SynchronizedUpdate(
+            self._loss, TRAJECTORY_AXES, optimizer, topology, num_microbatches
+        )
+        self._turn: tuple[Trajectory, ...] = ()
+
+    @abc.abstractmethod
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
+        """The loss to differentiate, and scalars to log; both means over T x B.
+
+        Args:
+          params: of the agent.
+          trajectory: ``timestep`` ``[T+1, B, ...]``, ``actor`` ``[T, B, ...]`` and
+            ``initial_state`` ``[B, ...]``, with the share of B of one learner device.
+        """
+
+    def init(self, key: jax.Array) -> TrainState:
+        """Fresh parameters and optimizer state on every learner device."""
+
+        def init(key: jax.Array) -> TrainState:
+            params = self._agent.init(key)
+            return TrainState(params, self._optimizer.init(params))
+
+        state: TrainState = jax.jit(init, out_shardings=self._topology.replicated())(key)
+        return state
+
+    def params(self, state: TrainState) -> Params:
+        """The parameters that actors should use."""
+        return state.params
+
+    def add(self, unrolls: Sequence[Unroll]) -> int:
+        """Every turn is one update."""
+        self._turn = tuple(
+            assemble(unroll.shards, TRAJECTORY_AXES, self._topology) for unroll in unrolls
+        )
+        return 1
+
+    def update(self, state: TrainState) -> tuple[TrainState, Logs]:
+        """One synchronized update on this turn's trajectories; ``state`` is donated."""
+        state, logs, _ = self.synchronized(state, self._turn)
+        return state, logs
+
+    def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
+        """The programs of one update and how often each runs."""
+        whole = abstract(shard, TRAJECTORY_AXES, self._topology)
+        return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn)
+
+    def _loss(
+        self, params: Params, _: ArrayTree, trajectories: Batch
+    ) -> tuple[jax.Array, LossOutput]:
+        total, logs = self.loss(params, concatenate(trajectories))
+        return total, LossOutput({"loss": total, **logs})

@@ -1,0 +1,87 @@
+"""The programs of a training run, lowered for devices that need not be here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from sebulba.algorithms import Algorithm
+from sebulba.config import Config
+from sebulba.devices.topology import Topology
+from sebulba.inference import ActorProgram
+from sebulba.learners import make_optimizer
+from sebulba.types import ArrayTree, EnvSpec
+from sebulba.validation import ConfigError
+
+
+class Lowered(NamedTuple):
+    """What a run executes again and again.
+
+    Attributes:
+      act: ``ActorProgram.step`` of one actor, on the first inference device.
+      update: the programs of one update on the learner mesh of all hosts, and how often each runs.
+      carry_bytes: memory that each further actor of an inference device takes there.
+      replay_bytes: memory that the learner keeps on each learner device beside its state.
+    """
+
+    act: jax.stages.Lowered
+    update: list[tuple[jax.stages.Lowered, int]]
+    carry_bytes: int
+    replay_bytes: int
+
+
+def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: Topology) -> Lowered:
+    """Lower the inference step and the update of ``config``; nothing is computed.
+
+    Raises:
+      ConfigError: the algorithm's learner does not say how to lower its update.
+    """
+    spec = spec._replace(num_envs=config.envs_per_actor)
+    agent = algorithm.make_agent(config, spec, "training")
+    exploration = algorithm.make_exploration(config, config.envs_per_actor)
+    program = ActorProgram(
+        agent,
+        spec,
+        config.unroll_length,
+        topology.learners,
+        exploration and exploration.explore,
+    )
+    here = SingleDeviceSharding(topology.inference[0])
+    key = jax.random.key(0)
+    params = _on(here, jax.eval_shape(agent.init, key))
+    carry = _on(here, jax.eval_shape(program.start, params, key, np.int32(0)))
+    timestep = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=here),
+        carry.timesteps,
+    )
+    shards, _ = jax.eval_shape(program.finish, carry, timestep)
+    epsilons = _on(here, exploration.epsilons) if exploration else ()
+    optimizer = make_optimizer(config.optimizer, config.total_steps)
+    learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
+    state = _on(topology.replicated(), jax.eval_shape(learner.init, key))
+    try:
+        update = learner.lower(state, shards[0])
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"{algorithm.name} cannot be planned ({error}): define its learner's lower."
+        ) from error
+    return Lowered(
+        act=program.step.lower(params, carry, timestep, epsilons),
+        update=update,
+        carry_bytes=_nbytes(carry),
+        replay_bytes=learner.device_memory(),
+    )
+
+
+def _on(sharding: Sharding, tree: ArrayTree) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+    )
+
+
+def _nbytes(tree: ArrayTree) -> int:
+    return sum(math.prod(leaf.shape) * int(leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))

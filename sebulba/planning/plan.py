@@ -1,0 +1,244 @@
+"""What a preset would do on a TPU slice, before anybody pays for one.
+
+The inference step and the update are compiled for that slice with the real TPU compiler, which
+needs no TPU; ``roofline`` turns its counts into rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from sebulba import algorithms
+from sebulba.algorithms import Algorithm
+from sebulba.config import Config
+from sebulba.devices import placement, tpu_slices
+from sebulba.devices.compiler import Program, Refused, inspect
+from sebulba.devices.topology import Topology
+from sebulba.planning.lowering import lower
+from sebulba.planning.roofline import Estimate, Machine, estimate
+from sebulba.runners import environments
+from sebulba.runners.training import changed_options
+from sebulba.types import EnvSpec
+from sebulba.validation import ConfigError
+
+STEPS_PER_CORE = 1500.0
+"""Agent steps/s of EnvPool on one core: Breakout-v5, measured on a two-core AMD EPYC VM."""
+_CLOSE = 0.95
+"""Layouts within 5% of the best are equal, as far as an estimate can tell."""
+_WAITING = 0.8
+"""What ``shared`` counts for: its actors wait for updates, which no roofline sees."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One layout.
+
+    Attributes:
+      layout: roles of each host's devices.
+      changes: options that this layout needs, since its learners must divide the batch.
+      refused: why the compiler refuses it, or None.
+      act, update: what one call and one whole update cost a device.
+      hbm: peak memory of the fullest device in bytes, with every actor's and a replay there.
+      estimate: rates; None where refused.
+    """
+
+    layout: str
+    changes: str
+    refused: str | None = None
+    act: Program | None = None
+    update: Program | None = None
+    hbm: int = 0
+    estimate: Estimate | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every device both acts and learns."""
+        acting, learning = self.layout.split("-")
+        return acting[1:] == learning[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every sensible layout of a slice, and the one to take.
+
+    Attributes:
+      preset, env: what is planned.
+      slice, shape: name of the slice, and its topology in chips.
+      hosts, devices_per_host, cpus_per_host: its size.
+      hbm_bytes: memory of one device.
+      steps_per_core: assumed of EnvPool, steps/s.
+      versions: of the compiler and jax.
+      rows: the layouts.
+      chosen: the layout that training takes by itself, ``chosen_note`` why it is not the wanted.
+      recommended: the layout to take, None where the compiler refuses all; ``why`` in a line.
+    """
+
+    preset: str
+    env: str
+    slice: str
+    shape: str
+    hosts: int
+    devices_per_host: int
+    cpus_per_host: int
+    hbm_bytes: float
+    steps_per_core: float
+    versions: dict[str, str]
+    rows: list[Row]
+    chosen: str
+    chosen_note: str | None
+    recommended: str | None
+    why: str
+
+
+def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE) -> Plan:
+    """Compile every sensible layout and estimate its rates; minutes, for a deep network.
+
+    Raises:
+      ConfigError: the slice is unknown, the TPU compiler is not installed, or the config is wrong.
+    """
+    tpu_slice = tpu_slices.parse(slice_name)
+    algorithm = algorithms.of(config)
+    config.validate()
+    try:
+        devices = tpu_slices.devices(tpu_slice)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Meanwhile: {placement.surveyed(tpu_slice.name)}.") from error
+    spec = environments.probe(environments.default_make_env(config))
+    machine = Machine(tpu_slice, spec.frame_skip, steps_per_core)
+    ask = placement.tpu_compiler(tpu_slice)
+
+    def fits(num_learners: int) -> bool:
+        return algorithm.fits(config, num_learners)
+
+    chosen = placement.choose(config, fits, devices, ask)
+    topologies = sensible(config, fits, devices)
+    if chosen.topology.layout not in [topology.layout for topology in topologies]:
+        topologies.append(chosen.topology)
+    acts: dict[int, Program] = {}
+    rows = [
+        Row(topology.layout, changed_options(config, _fit(algorithm, config, topology)), why)
+        if why is not None
+        else _row(algorithm, config, spec, topology, machine, acts)
+        for topology, why in zip(topologies, ask(topologies), strict=True)
+    ]
+    recommended, why = recommend(rows, chosen.topology.layout)
+    return Plan(
+        preset=config.preset,
+        env=config.env,
+        slice=tpu_slice.name,
+        shape=tpu_slice.shape,
+        hosts=tpu_slice.hosts,
+        devices_per_host=tpu_slice.devices_per_host,
+        cpus_per_host=tpu_slice.cpus,
+        hbm_bytes=tpu_slice.hbm_bytes,
+        steps_per_core=steps_per_core,
+        versions={name: version(name) for name in ("libtpu", "jax")},
+        rows=rows,
+        chosen=chosen.topology.layout,
+        chosen_note=chosen.note,
+        recommended=recommended,
+        why=why,
+    )
+
+
+def sensible(
+    config: Config, fits: Callable[[int], bool], devices: Sequence[jax.Device]
+) -> list[Topology]:
+    """A quarter of the devices acting, every split whose learners divide the batch, ``shared``.
+
+    Where ``config.num_inference_devices`` is given, only that split and ``shared``; where
+    ``config.placement`` is shared, only that. Fewer than a quarter
+    of the devices learning is not sensible: an update costs three times the actors' work.
+    """
+    if config.placement == "shared":
+        return [Topology.shared(devices)]
+    wanted = Topology.split(config.num_inference_devices, devices)
+    found = [wanted]
+    for topology in placement.alternatives(wanted, devices):
+        learners, acting = len(topology.learners), len(topology.inference)
+        sensible = fits(learners) and 4 * learners >= learners + acting
+        if topology.is_shared or (config.num_inference_devices is None and sensible):
+            found.append(topology)
+    return sorted(found, key=lambda topology: (len(topology.learners), len(topology.inference)))
+
+
+def _fit(algorithm: Algorithm[Any], config: Config, topology: Topology) -> Config:
+    """``config`` with its sizes rounded up to what the learners of ``topology`` divide."""
+    fitted: Config = algorithm.fit(config, len(topology.learners))
+    return fitted
+
+
+def recommend(rows: Sequence[Row], chosen: str) -> tuple[str | None, str]:
+    """The layout with the most frames/s, and why.
+
+    Among equal ones, that which needs no changes, then the one that training takes by itself. A
+    split is preferred to ``shared`` unless that is faster by a quarter.
+    """
+    possible = [(row, row.estimate) for row in rows if row.estimate is not None]
+    if not possible:
+        return None, "the compiler refuses every layout"
+
+    def worth(pair: tuple[Row, Estimate]) -> float:
+        return pair[1].frames * (_WAITING if pair[0].is_shared else 1)
+
+    most = max(worth(pair) for pair in possible)
+    row, rates = min(
+        (pair for pair in possible if worth(pair) >= _CLOSE * most),
+        key=lambda pair: (pair[0].changes != "", pair[0].layout != chosen, -worth(pair)),
+    )
+    why = (
+        f"{rates.frames:,.0f} frames/s, bound by {rates.bound} (acting {rates.acting:,.0f}, "
+        f"learning {rates.learning:,.0f}, environments {rates.environments:,.0f})"
+    )
+    for other, its in sorted(possible, key=worth, reverse=True):
+        if other is not row:
+            needs = f", needs {other.changes}" if other.changes else ""
+            needs += ", but its actors wait for updates" if other.is_shared else ""
+            why += f"; next is {other.layout}: {its.frames:,.0f}, bound by {its.bound}{needs}"
+            break
+    return row.layout, why
+
+
+def _row(
+    algorithm: Algorithm[Any],
+    original: Config,
+    spec: EnvSpec,
+    topology: Topology,
+    machine: Machine,
+    acts: dict[int, Program],
+) -> Row:
+    config = _fit(algorithm, original, topology)
+    changes = changed_options(original, config)
+    lowered = lower(algorithm, config, spec, topology)
+    try:
+        # Layouts with as many environments have the same step.
+        if config.envs_per_actor not in acts:
+            acts[config.envs_per_actor] = inspect(lowered.act)
+        first, *rest = (inspect(program).times(count) for program, count in lowered.update)
+    except Refused as refused:
+        return Row(topology.layout, changes, str(refused))
+    act, update = acts[config.envs_per_actor], first
+    for piece in rest:
+        update = update.then(piece)
+    acting = act.hbm + (config.actors_per_device - 1) * lowered.carry_bytes
+    learning = update.hbm + lowered.replay_bytes
+    return Row(
+        topology.layout,
+        changes,
+        act=act,
+        update=update,
+        hbm=acting + learning if topology.is_shared else max(acting, learning),
+        estimate=estimate(
+            config.envs_per_actor,
+            algorithm.steps_per_update(config),
+            topology,
+            machine,
+            act,
+            update,
+        ),
+    )

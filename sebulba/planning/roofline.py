@@ -1,0 +1,110 @@
+"""Rates that a chip's peaks allow (Williams et al. 2009, "Roofline"): estimates, and optimistic.
+
+A program reaches neither peak, and calls, transfers and Python are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+from sebulba.devices.compiler import Program
+from sebulba.devices.topology import Topology
+from sebulba.devices.tpu_slices import Slice
+
+Bound = Literal["acting", "learning", "environments"]
+Part = Literal["compute", "memory", "all-reduce"]
+
+
+class Machine(NamedTuple):
+    """What the rates depend on, apart from the programs.
+
+    Attributes:
+      slice: the chips and hosts.
+      frame_skip: frames for each agent step.
+      steps_per_core: agent steps/s of the environment on one CPU core.
+    """
+
+    slice: Slice
+    frame_skip: int
+    steps_per_core: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Rooflines of one layout.
+
+    Attributes:
+      act_seconds: one inference step of one actor.
+      update_seconds: one update, with what its averaging sends.
+      update_bound: what the update waits for most.
+      acting, learning: frames/s of the whole slice that either side could sustain. Where devices
+        are shared, they do both in turn, so the two are the same.
+      environments: frames/s that the hosts' CPUs could simulate.
+      frames: the least of the three.
+      bound: which of the three is the least.
+      cores_per_host: CPU cores that the devices, at ``min(acting, learning)``, would keep busy.
+    """
+
+    act_seconds: float
+    update_seconds: float
+    update_bound: Part
+    acting: float
+    learning: float
+    environments: float
+    frames: float
+    bound: Bound
+    cores_per_host: float
+
+
+def estimate(
+    num_envs: int,
+    steps_per_update: float,
+    topology: Topology,
+    machine: Machine,
+    act: Program,
+    update: Program,
+) -> Estimate:
+    """Rates on ``topology`` of programs that cost ``act`` and ``update``.
+
+    Args:
+      num_envs: that one call of ``act`` is for.
+      steps_per_update: steps of one host's environments for each update.
+      topology: which devices act and which learn.
+      machine: what they can do.
+      act: one inference step of one actor.
+      update: one whole update.
+    """
+    chip = machine.slice
+    act_seconds = max(act.flops / chip.flops, act.bytes / chip.hbm_bandwidth)
+    parts = _parts(update, chip, topology.mesh.size)
+    update_seconds = max(parts["compute"], parts["memory"]) + parts["all-reduce"]
+    acting = len(topology.inference) * num_envs / act_seconds
+    learning = steps_per_update / update_seconds
+    slower: Bound = "acting" if acting < learning else "learning"
+    if topology.is_shared:
+        acting = learning = 1 / (1 / acting + 1 / learning)
+    environments = chip.cpus * machine.steps_per_core
+    devices = min(acting, learning)
+    frames = machine.frame_skip * chip.hosts
+    return Estimate(
+        act_seconds=act_seconds,
+        update_seconds=update_seconds,
+        update_bound=max(parts, key=lambda part: parts[part]),
+        acting=acting * frames,
+        learning=learning * frames,
+        environments=environments * frames,
+        frames=min(devices, environments) * frames,
+        bound="environments" if environments < devices else slower,
+        cores_per_host=devices / machine.steps_per_core,
+    )
+
+
+def _parts(update: Program, chip: Slice, num_learners: int) -> dict[Part, float]:
+    # In a ring every byte is sent twice, but for those that stay where they are.
+    sent = 2 * update.all_reduce_bytes * (num_learners - 1) / num_learners
+    return {
+        "compute": update.flops / chip.flops,
+        "memory": update.bytes / chip.hbm_bandwidth,
+        "all-reduce": sent / chip.ici_bandwidth,
+    }

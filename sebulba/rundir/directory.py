@@ -1,0 +1,288 @@
+"""The run directory: config.json, metrics.jsonl, TensorBoard files, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sebulba import algorithms
+from sebulba.algorithms import Algorithm
+from sebulba.config import Config, build, fields_from_json, to_json
+from sebulba.devices.distributed import agree_on, is_primary
+from sebulba.metrics.writer import MetricsWriter
+from sebulba.rundir.checkpoint import Checkpointer, Counts
+from sebulba.types import Params
+from sebulba.validation import ConfigError
+
+_SHAPING = ("env", "env_options", "atari_protocol", "network", "optimizer.name")
+"""Config fields that a resumed run cannot change: what a checkpoint holds depends on them."""
+
+
+_CONFIG = "config.json"
+
+
+class RunDirectory:
+    """What a run writes to; nothing, where the config names no directory."""
+
+    def __init__(self, config: Config, algorithm: str) -> None:
+        """Make the directory, or find what to resume; nothing in it changes before ``begin``.
+
+        Raises:
+          ConfigError: another run writes to it, it is not empty, cannot be written, or holds
+            nothing to resume.
+        """
+        self._config = config
+        self._algorithm = algorithm
+        self._checkpoints: Checkpointer | None = None
+        self._metrics: MetricsWriter | None = None
+        self._lock: int | None = None
+        if config.out is None:
+            if config.resume:
+                raise ConfigError("resume needs a run directory: name it with --out DIR.")
+            return
+        with _writable(config.out), contextlib.ExitStack() as undo:
+            if config.resume:
+                _read(config.out)
+            elif is_primary():
+                config.out.mkdir(parents=True, exist_ok=True)
+            if is_primary():
+                self._lock = _lock(config.out)
+                undo.callback(self._unlock)
+            if config.resume:
+                check_resumable(config, algorithm)
+                self._checkpoints = self._open_checkpoints(config.out)
+            elif is_primary():
+                _check_empty(config.out)
+            undo.pop_all()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.finish()
+
+    def restore(self, state: Any) -> tuple[Any, int, Counts]:
+        """State, turns and counts of the last complete checkpoint, where the run is resumed.
+
+        Elsewhere ``state`` as it is, and counts of 0.
+
+        Raises:
+          ConfigError: the checkpoint does not fit ``state``.
+        """
+        if not self._config.resume:
+            return state, 0, {"updates": 0}
+        assert self._checkpoints is not None
+        turn = self._checkpoints.latest()
+        assert turn is not None
+        agree_on({"the last checkpoint in the run directory": turn})
+        restored, counts = self._checkpoints.restore(turn, state)
+        return restored, turn, counts
+
+    def begin(self, steps: int) -> None:
+        """Write the config, and go on with the metrics of a run that has done ``steps``.
+
+        Called once all that can be refused has been: only from here on do files change.
+        """
+        out = self._config.out
+        if out is None:
+            return
+        with _writable(out):
+            if is_primary():
+                _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
+                self._metrics = MetricsWriter(out, steps if self._config.resume else None)
+            self._checkpoints = self._checkpoints or self._open_checkpoints(out)
+
+    def _open_checkpoints(self, out: Path) -> Checkpointer:
+        return Checkpointer(checkpoints_in(out), self._config.checkpoint.max_to_keep)
+
+    def write(self, row: Mapping[str, float | int | None]) -> None:
+        """One row of metrics, on the lead host."""
+        if self._metrics is not None:
+            self._metrics.write(row)
+
+    def save(self, turn: int, state: Any, params: Params, counts: Counts) -> Path | None:
+        """Start writing a checkpoint; returns where a learner's replay goes with it."""
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.save(turn, state, params, counts)
+        return self.replay(turn)
+
+    def check(self) -> None:
+        """Raise what went wrong in writing a checkpoint, if anything did."""
+        if self._checkpoints is not None:
+            self._checkpoints.check()
+
+    def finish(self) -> None:
+        """Wait for everything to be written, and raise what went wrong."""
+        metrics, self._metrics = self._metrics, None
+        checkpoints, self._checkpoints = self._checkpoints, None
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._unlock)
+            if metrics is not None:
+                stack.callback(metrics.close)
+            if checkpoints is not None:
+                stack.callback(checkpoints.close)
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def replay(self, turn: int) -> Path:
+        """Where this host's learner keeps the replay of a checkpoint."""
+        assert self._config.out is not None
+        return self._config.out / "replay" / f"host-{jax.process_index()}" / str(turn)
+
+
+def checkpoints_in(directory: Path) -> Path:
+    """Where a run directory keeps its checkpoints."""
+    return directory / "checkpoints"
+
+
+def load_config(directory: Path, algorithm: Algorithm[Any] | None = None) -> Config:
+    """The config of a run directory; ``algorithm`` is its own, where that is not registered.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    name, fields = _read(directory)
+    try:
+        if algorithm is not None and algorithm.name == name:
+            config: Config = build(algorithm.config_class, fields)
+            return config
+        return algorithms.from_fields(name, fields)
+    except ConfigError as error:
+        raise ConfigError(f"{directory / _CONFIG} cannot be used: {error}") from error
+
+
+def _read(directory: Path) -> tuple[str, dict[str, Any]]:
+    path = directory / _CONFIG
+    if not path.is_file():
+        raise ConfigError(
+            f"{directory} is not a run directory: it has no config.json. Give the directory "
+            "that --out named when training."
+        )
+    try:
+        return fields_from_json(path.read_text())
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be used: {error}") from error
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there is a complete checkpoint; unlike the others, this waits for no other host."""
+    return any(path.name.isdigit() for path in checkpoints_in(directory).glob("*"))
+
+
+def checkpoint_turns(directory: Path) -> list[int]:
+    """Turns behind each complete checkpoint of a run directory, in order.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    checkpoints = checkpoints_in(directory)
+    turns = Checkpointer(checkpoints).turns() if checkpoints.is_dir() else []
+    if not turns:
+        raise ConfigError(
+            f"{directory} holds no complete checkpoint: remove it and train again, or give another "
+            "directory."
+        )
+    return turns
+
+
+def check_resumable(config: Config, algorithm: str) -> None:
+    """Check that ``config`` can go on from a checkpoint.
+
+    Raises:
+      ConfigError: there is none, it is complete, or it belongs to another network or environment.
+    """
+    assert config.out is not None
+    name, fields = _read(config.out)
+    if name != algorithm:
+        raise ConfigError(
+            f"{config.out} was trained with {name} and cannot be resumed with {algorithm}: choose "
+            f"the preset that wrote it ({fields.get('preset')})."
+        )
+    saved = build(type(config), fields)
+    before, now = _shaping(saved), _shaping(config)
+    for name in before:
+        if before[name] != now[name]:
+            raise ConfigError(
+                f"{config.out} was trained with {name} = {before[name]}, not {now[name]}: a "
+                "resumed run keeps its network, environment and optimizer. Drop that option, or "
+                "train in another --out."
+            )
+    _check_unfinished(config.out, config.total_steps)
+
+
+def _shaping(config: Config) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    fields |= {
+        f"{group}.{name}": value
+        for group, values in fields.items()
+        if isinstance(values, dict) and group != "env_options"
+        for name, value in values.items()
+    }
+    chosen = {name for name in fields if name in _SHAPING or name.startswith("network.")}
+    return {name: fields[name] for name in sorted(chosen - {"network"})}
+
+
+def _check_unfinished(directory: Path, total_steps: int) -> None:
+    turn = checkpoint_turns(directory)[-1]
+    steps = Checkpointer(checkpoints_in(directory)).counts(turn)["steps"]
+    if steps >= total_steps:
+        raise ConfigError(
+            f"total_steps is {total_steps}, but the run in {directory} has done {steps:.0f} "
+            "steps: there is nothing to resume. Set the steps in all with --total-steps."
+        )
+
+
+@contextlib.contextmanager
+def _writable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to the run directory {directory} ({error.strerror or error}): choose "
+            "another with --out."
+        ) from error
+
+
+def _check_empty(directory: Path) -> None:
+    if any(directory.iterdir()):
+        raise ConfigError(
+            f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
+            "another --out, or go on from its last checkpoint with --resume."
+        )
+
+
+def _lock(directory: Path) -> int:
+    """Keep other runs out until this descriptor is closed, or the process ends in any way.
+
+    On a network file system this may hold among the processes of one machine only.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another run is writing to {directory}: wait until it has ended, or choose another "
+            "--out."
+        ) from error
+    except OSError:
+        pass  # A file system without locks.
+    return descriptor
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,85 @@
+"""The environments of a run: those that its config names, or the user's own."""
+
+from __future__ import annotations
+
+import os
+
+from sebulba import envs
+from sebulba.config import Config
+from sebulba.types import Env, EnvSpec, MakeEnv
+from sebulba.validation import ConfigError
+
+OWN_ENV = "(make_env)"
+"""``Config.env`` of a run whose environments were given as ``make_env``."""
+
+
+def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
+    """The environments that ``config`` names; with the last action for recurrent networks.
+
+    ``num_actors`` of them share this host's cores, unless ``config.env_threads`` says otherwise.
+
+    Raises:
+      ConfigError: the run had environments of the user's own.
+    """
+    if config.env == OWN_ENV:
+        raise ConfigError(
+            "env is '(make_env)': the run was trained in environments of your own, which only "
+            "Python can make. Give make_env to sebulba.train or sebulba.evaluate_run again."
+        )
+    num_threads = env_threads(config, num_actors)
+
+    def make_env(num_envs: int, seed: int) -> Env:
+        try:
+            return envs.make(
+                config.env,
+                num_envs,
+                seed=seed,
+                num_threads=num_threads,
+                options=config.env_options,
+                atari_protocol=config.atari_protocol,
+            )
+        except (TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
+                "each must have the type that the environment wants. Set them with --env-options."
+            ) from error
+
+    return with_last_action(config, make_env)
+
+
+def env_threads(config: Config, num_actors: int) -> int:
+    """Threads of each actor's EnvPool, where ``num_actors`` share this host's cores."""
+    return config.env_threads or max(1, cpu_cores() // num_actors)
+
+
+def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
+    """Environments as the reference network takes them: with the last action for an LSTM."""
+    if config.network.core != "lstm":
+        return make_env
+
+    def make(num_envs: int, seed: int) -> Env:
+        env = make_env(num_envs, seed)
+        return env if envs.has_action(env.spec) else envs.PreviousAction(env)
+
+    return make
+
+
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def probe(make_env: MakeEnv) -> EnvSpec:
+    """The spec of one environment.
+
+    Raises:
+      ConfigError: the environment cannot be made.
+    """
+    try:
+        env = make_env(1, 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        return env.spec
+    finally:
+        env.close()

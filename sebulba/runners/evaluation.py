@@ -1,0 +1,155 @@
+"""Evaluation: the true return of a trained agent."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba import algorithms
+from sebulba.algorithms import Algorithm
+from sebulba.inference import EpisodeTracker
+from sebulba.rundir.checkpoint import Checkpointer
+from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
+from sebulba.runners.environments import default_make_env, probe, with_last_action
+from sebulba.types import Agent, MakeEnv, Params
+from sebulba.validation import ConfigError
+
+MAX_ENVS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Returns of whole episodes, unclipped.
+
+    Attributes:
+      returns: ``[episodes]``.
+      lengths: ``[episodes]``, in agent steps.
+      update: updates behind the parameters; None where they did not come from a checkpoint.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    update: int | None = None
+
+    def summary(self) -> dict[str, float]:
+        """Mean, its standard error, median, minimum and maximum of the return."""
+        count = len(self.returns)
+        error = self.returns.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
+        return {
+            "episodes": count,
+            "mean": float(self.returns.mean()),
+            "standard_error": float(error),
+            "median": float(np.median(self.returns)),
+            "minimum": float(self.returns.min()),
+            "maximum": float(self.returns.max()),
+            "length_mean": float(self.lengths.mean()),
+        }
+
+
+def evaluate_run(
+    directory: Path | str,
+    episodes: int = 100,
+    *,
+    greedy: bool = False,
+    seed: int = 0,
+    checkpoint: int | None = None,
+    make_env: MakeEnv | None = None,
+    agent: Agent | None = None,
+    algorithm: Algorithm[Any] | None = None,
+) -> Evaluation:
+    """Evaluate a checkpoint of a run directory.
+
+    Args:
+      directory: the run directory.
+      episodes: whole episodes to play.
+      greedy: take the best action.
+      seed: of environments and actions.
+      checkpoint: its name, the learner's turns behind it; None for the last.
+      make_env: the one given to ``train``, if one was.
+      agent: the one given to ``train``, if one was.
+      algorithm: the one given to ``train``, if one was.
+
+    Raises:
+      ConfigError: it is no run directory, or holds no such checkpoint; or ``greedy`` is asked of
+        an ``agent``, which alone knows how it acts.
+    """
+    _check(episodes, seed)
+    directory = Path(directory).expanduser()
+    config = load_config(directory, algorithm)
+    turns = checkpoint_turns(directory)
+    turn = turns[-1] if checkpoint is None else checkpoint
+    if turn not in turns:
+        raise ConfigError(
+            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
+        )
+    checkpoints = Checkpointer(checkpoints_in(directory))
+    if make_env is None:
+        make_env = default_make_env(config)
+    elif agent is None:
+        make_env = with_last_action(config, make_env)
+    if agent is None:
+        acts: algorithms.Acts = "greedily" if greedy else "evaluating"
+        algorithm = algorithm or algorithms.of(config)
+        agent = algorithm.make_agent(config, probe(make_env), acts)
+    elif greedy:
+        raise ConfigError(
+            f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
+            "that takes the best one."
+        )
+    fresh = jax.jit(agent.init)(jax.random.key(0))
+    params = checkpoints.restore_params(turn, fresh)
+    # Before the games: a run that still trains may remove the checkpoint meanwhile.
+    update = int(checkpoints.counts(turn)["updates"])
+    checkpoints.close()
+    result = evaluate(agent, params, make_env, episodes, seed=seed)
+    return dataclasses.replace(result, update=update)
+
+
+def evaluate(
+    agent: Agent, params: Params, make_env: MakeEnv, episodes: int = 100, *, seed: int = 0
+) -> Evaluation:
+    """Run ``episodes`` whole episodes.
+
+    Every environment plays its share, whatever their lengths: taking the first to end would
+    favor short ones.
+
+    Raises:
+      ConfigError: ``episodes`` is not above 0.
+    """
+    _check(episodes, seed)
+    num_envs = min(episodes, MAX_ENVS)
+    quota = np.full(num_envs, episodes // num_envs)
+    quota[: episodes % num_envs] += 1
+    act = jax.jit(agent.act)
+    key = jax.random.key(seed)
+    env = make_env(num_envs, seed)
+    ended: list[tuple[float, int]] = []
+    try:
+        timestep = env.reset()
+        tracker = EpisodeTracker(timestep)
+        state = agent.initial_state(num_envs)
+        t = 0
+        while quota.any():
+            output, state = act(params, jax.random.fold_in(key, t), timestep, state)
+            timestep = env.step(np.asarray(output.action))
+            tracker.update(timestep)
+            for index, episode in zip(np.flatnonzero(timestep.first), tracker.ended(), strict=True):
+                if quota[index]:
+                    quota[index] -= 1
+                    ended.append(episode)
+            t += 1
+    finally:
+        env.close()
+    returns, lengths = zip(*ended, strict=True)
+    return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _check(episodes: int, seed: int) -> None:
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}: it must be above 0. Set it with --episodes.")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed}: it must be from 0 to 2**32 - 1. Set it with --seed.")

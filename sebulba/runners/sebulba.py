@@ -1,0 +1,232 @@
+"""The training loop, which is the learner's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba.devices import distributed
+from sebulba.inference import ParamsSlot
+from sebulba.metrics.meter import Meter, Row
+from sebulba.metrics.progress import Progress
+from sebulba.rundir.directory import RunDirectory
+from sebulba.runners.actors import start_actors
+from sebulba.runners.parts import Parts
+from sebulba.runners.turn_count import TurnCount, count_turn
+from sebulba.runtime.queues import ShutDown, TrajectoryQueue
+from sebulba.runtime.schedule import Schedule
+from sebulba.runtime.threads import POLL_SECONDS, Interrupt, ThreadGroup, wait_until_ready
+from sebulba.types import Params, Unroll
+
+
+class SebulbaRun:
+    """One run; ``run`` is the learner's thread, which is the caller's.
+
+    Attributes:
+      rows: the rows of metrics so far.
+      updates: updates so far, those of the run that is resumed included.
+    """
+
+    def __init__(self, parts: Parts, directory: RunDirectory) -> None:
+        """Fresh, or as the last checkpoint of ``directory`` where the config says to resume."""
+        config, topology = parts.config, parts.topology
+        self._parts = parts
+        self._config = config
+        self._topology = topology
+        self._learner = parts.learner
+        self._directory = directory
+        self.rows: list[Row] = []
+        self._state, self._turn, counts = directory.restore(
+            self._learner.init(jax.random.key(config.seed))
+        )
+        self._logged_turn = self._turn
+        self.updates = int(counts["updates"])
+        lanes = len(topology.inference) * config.actors_per_device
+        self._schedule = Schedule(lanes, parts.unrolls_per_turn, self._turn, config.policy_lag)
+        self._meter = Meter(parts.spec.frame_skip, lanes, distributed.gather, counts)
+        self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
+        self._slots = [ParamsSlot(device) for device in topology.inference]
+        self._interrupt = Interrupt()
+        self._stop = False
+        # What waits for results of the devices, with the arrays that it waits for.
+        self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def run(self, display: Progress, notes: Sequence[str] = ()) -> None:
+        """Train to the end, or to the first failure or interrupt; show ``notes`` first."""
+        group = ThreadGroup()
+        group.on_stop(self._queue.shutdown)
+        for slot in self._slots:
+            group.on_stop(slot.shutdown)
+        with self._interrupt.listen():
+            try:
+                for note in [*notes, *self._load_replay()]:
+                    display.message(note)
+                self._directory.begin(self._meter.steps)
+                self._act_and_learn(group, display)
+                self._finish(display)
+            except BaseException:
+                # After the actors: nothing is written any more once the directory is unlocked.
+                with contextlib.suppress(Exception):
+                    self._learner.close()
+                raise
+            self._learner.close()
+            self._directory.finish()
+        if self._interrupted():
+            raise KeyboardInterrupt
+
+    def _load_replay(self) -> list[str]:
+        if not self._config.resume:
+            return []
+        note = self._learner.load_replay(self._directory.replay(self._turn))
+        return [note] if note else []
+
+    def local_params(self) -> Params:
+        """The parameters on the first learner device of this host."""
+        return jax.tree.map(
+            lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
+        )
+
+    def _interrupted(self) -> bool:
+        return self._stop or self._interrupt.signal is not None
+
+    def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
+        try:
+            self._publish()
+            start_actors(self._parts, self._schedule, self._slots, self._queue, group)
+            with contextlib.suppress(ShutDown):
+                self._learn(display)
+            if self._interrupted():
+                display.message("stopping; Ctrl-C again would end without a checkpoint")
+        except Exception as error:
+            error.add_note(f"in the learner, update {self.updates}")
+            raise
+        finally:
+            group.close()
+
+    def _learn(self, display: Progress) -> None:
+        config = self._config
+        while self._meter.steps < config.total_steps and not self._stop:
+            with self._meter.timed("queue_wait"):
+                unrolls = self._take()
+            try:
+                with self._meter.timed("update"):
+                    self._update(unrolls)
+            finally:
+                self._turn += 1  # Also where an interrupt ends it: its unrolls are used up.
+            with self._meter.timed("publish"):
+                self._publish()
+            saves_now = self._turn % config.checkpoint.interval == 0
+            # A checkpoint's counts are those of the last row.
+            if saves_now or self._turn % config.log_every == 0:
+                with self._meter.timed("update"):
+                    self._collect(under_way=0)
+                self._log(display)
+            if saves_now:
+                self._save()
+            self._directory.check()
+
+    def _update(self, unrolls: list[Unroll]) -> None:
+        """This turn's updates, in step with the other hosts.
+
+        Results of the last update arrive while the next one runs: at most two are under way.
+        """
+        interrupted = self._interrupt.signal is not None
+        count = count_turn(unrolls, interrupted, self._topology)
+        self._pending.append((self._count_turn, count))
+        for _ in range(self._learner.add(unrolls)):
+            self._state, logs = self._learner.update(self._state)
+            self.updates += 1
+            self._pending.append((self._meter.add_logs, logs))
+            self._collect(under_way=1)
+        self._collect(under_way=1)
+
+    def _count_turn(self, count: TurnCount) -> None:
+        self._meter.add_steps(count.steps)
+        self._stop = self._stop or bool(count.interrupts)
+
+    def _finish(self, display: Progress) -> None:
+        self._collect(under_way=0)
+        if self._turn > self._logged_turn:
+            self._log(display)
+        self._save()
+
+    def _take(self) -> list[Unroll]:
+        lanes = self._schedule.lanes_of(self._turn)
+        unrolls = [self._take_from(lane) for lane in lanes]
+        self._meter.add_unrolls(unrolls, self._turn)
+        return unrolls
+
+    def _take_from(self, lane: int) -> Unroll:
+        while True:
+            try:
+                return self._queue.get(lane, POLL_SECONDS)
+            except TimeoutError:
+                self._poll()
+
+    def _collect(self, under_way: int) -> None:
+        """Wait for results of the devices, oldest first, until only so many are to come.
+
+        One stays under way, so that the devices work on it meanwhile; which ones have come in is
+        a matter of counting, so all hosts see the same number of steps at the same turn.
+        """
+        while len(self._pending) > under_way:
+            take_in, arrays = self._pending[0]
+            if under_way:
+                wait_until_ready(arrays, self._poll)
+            self._pending.popleft()
+            take_in(jax.device_get(arrays))
+
+    def _poll(self) -> None:
+        # With several hosts, all must see the interrupt at the same turn (``_count_turn``).
+        alone = self._topology.num_hosts == 1
+        if self._queue.is_down() or (alone and self._interrupt.signal is not None):
+            raise ShutDown
+
+    def _publish(self) -> None:
+        params = self.local_params()
+        for slot in self._slots:
+            slot.publish(self._turn, params)
+
+    def _log(self, display: Progress) -> None:
+        row = self._meter.row(self.updates) | self._learner.metrics() | self._epsilons()
+        self.rows.append(row)
+        self._logged_turn = self._turn
+        self._directory.write(row)
+        display.update(row)
+        self._check_finite(row)
+
+    def _check_finite(self, row: Row) -> None:
+        """Stop where nothing can be learned any more, before good checkpoints make way.
+
+        An optimizer may have left out an update whose loss was not finite, and a learner of the
+        user's own may log neither.
+        """
+        logs = [value for name in ("loss", "gradient_norm") if (value := row.get(name)) is not None]
+        if logs and all(map(math.isfinite, logs)):
+            return
+        params = jax.device_get(self.local_params())
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+            raise FloatingPointError(
+                f"the parameters are not finite by update {self.updates}: training has diverged. "
+                "Make --optimizer.learning-rate or --optimizer.max-gradient-norm smaller; the "
+                "checkpoints there are were written before."
+            )
+
+    def _epsilons(self) -> Row:
+        if self._parts.exploration is None:
+            return {}
+        epsilons = self._parts.exploration.epsilons
+        return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
+
+    def _save(self) -> None:
+        counts = {"updates": self.updates, **self._meter.count()}
+        params = self._learner.params(self._state)
+        replay = self._directory.save(self._turn, self._state, params, counts)
+        if replay is not None:
+            self._learner.save_replay(replay)

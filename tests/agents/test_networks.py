@@ -1,0 +1,371 @@
+"""Networks against slow loops: frame stacks, recurrent state, shapes and number types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba import algorithms
+from sebulba.agents import distributions
+from sebulba.agents.networks import _torso, initial_state, stack_frames
+from sebulba.agents.reference import PolicyAgent, add_time
+from sebulba.config import ConfigError, NetworkConfig, VTraceConfig
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
+
+T, B = 9, 3
+FLOAT = np.dtype(np.float32)
+BYTE = np.dtype(np.uint8)
+stack = jax.jit(stack_frames)
+
+
+def spec(*shape: int, dtype: Any = FLOAT, action: Any = None) -> EnvSpec:
+    return EnvSpec(ArraySpec(shape, dtype), action or DiscreteSpec(4), B)
+
+
+def with_action(spec: EnvSpec) -> EnvSpec:
+    """What ``envs.PreviousAction`` makes of a spec."""
+    if isinstance(spec.action, DiscreteSpec):
+        action = ArraySpec((), np.dtype(np.int32))
+    else:
+        action = ArraySpec(spec.action.low.shape, FLOAT)
+    return spec._replace(observation={"observation": spec.observation, "action": action})
+
+
+def make_agent(spec: EnvSpec, **network: Any) -> PolicyAgent:
+    network = {"hidden_sizes": (16,), "core_size": 8, **network}
+    return PolicyAgent(NetworkConfig(**network), spec, distributions.make(spec.action))
+
+
+def timesteps(spec: EnvSpec, seed: int = 0, length: int = T) -> Timestep:
+    """Random timesteps ``[T, B, ...]`` with several episodes in each column."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(array: ArraySpec) -> Any:
+        shape = (length, B, *array.shape)
+        if np.issubdtype(array.dtype, np.integer):
+            return rng.integers(0, 4, shape).astype(array.dtype)
+        return rng.normal(size=shape).astype(array.dtype)
+
+    observation = jax.tree.map(
+        numbers, spec.observation, is_leaf=lambda node: isinstance(node, ArraySpec)
+    )
+    reward = rng.normal(size=(length, B)).astype(np.float32)
+    first = rng.random((length, B)) < 0.3
+    return Timestep(observation, reward, np.ones((length, B), np.float32), first)
+
+
+def grown(agent: PolicyAgent) -> Any:
+    """Parameters larger than fresh ones, so that a wrong input shows in the policy."""
+    return jax.tree.map(lambda leaf: 4 * leaf, agent.init(jax.random.key(0)))
+
+
+def close(one: Any, other: Any, atol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), one, other)
+
+
+def slow_stacks(frames: Any, first: Any, depth: int) -> np.ndarray[Any, Any]:
+    """Look back from each step until the stack is full or the episode began."""
+    stacks = np.zeros((*frames.shape, depth), frames.dtype)
+    for t, b in np.ndindex(first.shape):
+        for back in range(depth):
+            if back > t:
+                break
+            stacks[t, b, ..., depth - 1 - back] = frames[t - back, b]
+            if first[t - back, b]:
+                break
+    return stacks
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("lengths", [(12,), (1,) * 12, (5, 7), (1, 2, 3, 1, 5), (2, 10)])
+def test_stacks_equal_a_slow_loop_however_the_sequence_is_cut(
+    depth: int, lengths: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(depth)
+    for chance in (0.0, 0.2, 0.7):
+        frames = rng.integers(1, 255, (12, B, 2, 3)).astype(np.uint8)
+        first = rng.random((12, B)) < chance
+        before = jnp.zeros((B, depth - 1, 2, 3), jnp.uint8)
+        got, start = [], 0
+        for length in lengths:
+            now = slice(start, start + length)
+            stacks, before = stack(frames[now], first[now], before)
+            got.append(np.asarray(stacks))
+            start += length
+        stacks = np.concatenate(got)
+        assert stacks.dtype == np.uint8
+        expected = np.moveaxis(slow_stacks(frames, first, depth), -1, 2)
+        np.testing.assert_array_equal(stacks, expected)
+
+
+def test_stacks_are_those_of_envpool() -> None:
+    import envpool
+
+    depth, steps = 4, 40
+    options = {"num_envs": 2, "seed": 5, "noop_max": 1, "repeat_action_probability": 0.0}
+    single = envpool.make_gymnasium("Pong-v5", stack_num=1, **options)
+    stacked = envpool.make_gymnasium("Pong-v5", stack_num=depth, **options)
+    frames, expected = [single.reset()[0]], [stacked.reset()[0]]
+    for action in np.random.default_rng(0).integers(0, 6, (steps, 2)).astype(np.int32):
+        frames.append(single.step(action)[0])
+        expected.append(stacked.step(action)[0])
+    single.close()
+    stacked.close()
+    frames = np.stack(frames)[:, :, 0]
+    first = np.zeros(frames.shape[:2], bool)
+    first[0] = True
+    got, _ = stack(frames, first, jnp.zeros((2, depth - 1, 84, 84), jnp.uint8))
+    # EnvPool fills the first stacks of an episode with its first frame, we with zeros.
+    now = slice(depth - 1, None)
+    assert len(np.unique(frames.reshape(steps + 1, -1), axis=0)) > steps // 2
+    np.testing.assert_array_equal(got[now], np.stack(expected)[now])
+
+
+RECURRENT = [
+    {"core": "lstm"},
+    {"frame_stack": 3},
+    {"core": "lstm", "frame_stack": 4},
+]
+
+
+@pytest.mark.parametrize("network", RECURRENT)
+def test_acting_step_by_step_equals_one_unroll(network: dict[str, Any]) -> None:
+    env = with_action(spec(5))
+    agent = make_agent(env, **network)
+    params, seen = grown(agent), timesteps(env)
+    whole, last = jax.jit(agent.unroll)(params, seen, agent.initial_state(B))
+    act = jax.jit(agent.act)
+    state = agent.initial_state(B)
+    for t in range(T):
+        now = jax.tree.map(lambda leaf, t=t: leaf[t], seen)
+        output, state = act(params, jax.random.key(t), now, state)
+        behavior = output.extras
+        policy = jax.tree.map(lambda leaf, t=t: leaf[t], whole.policy)
+        expected = distributions.Categorical(4).log_prob(policy, behavior.raw)
+        np.testing.assert_allclose(behavior.log_prob, expected, atol=1e-5)
+    close(state, last)
+
+
+@pytest.mark.parametrize("network", RECURRENT)
+def test_nothing_of_one_episode_reaches_the_next(network: dict[str, Any]) -> None:
+    env = with_action(spec(5))
+    agent = make_agent(env, **network)
+    params, seen = grown(agent), timesteps(env)
+    unroll = jax.jit(agent.unroll)
+    used = jax.tree.map(jnp.ones_like, agent.initial_state(B))
+    fresh = agent.initial_state(B)
+    assert jax.tree.leaves(fresh) and not any(leaf.any() for leaf in jax.tree.leaves(fresh))
+
+    seen = seen._replace(first=np.zeros((T, B), bool))
+    assert (
+        np.abs(unroll(params, seen, used)[0].value - unroll(params, seen, fresh)[0].value).max()
+        > 0.01
+    )
+    seen.first[0] = True
+    close(unroll(params, seen, used), unroll(params, seen, fresh), atol=1e-6)
+
+    seen.first[4] = True
+    output, last = unroll(params, seen, used)
+    rest, alone = unroll(params, jax.tree.map(lambda leaf: leaf[4:], seen), fresh)
+    close(jax.tree.map(lambda leaf: leaf[4:], output), rest)
+    close(last, alone)
+
+
+def test_the_core_sees_the_last_action_and_the_clipped_last_reward() -> None:
+    env = with_action(spec(5))
+    agent = make_agent(env, core="lstm")
+    params, seen, state = grown(agent), timesteps(env), agent.initial_state(B)
+    unroll = jax.jit(agent.unroll)
+
+    def value(timestep: Timestep) -> Any:
+        return np.asarray(unroll(params, timestep, state)[0].value)
+
+    def with_reward(reward: float) -> Any:
+        return value(seen._replace(reward=np.full((T, B), reward, np.float32)))
+
+    np.testing.assert_array_equal(with_reward(1.0), with_reward(100.0))
+    np.testing.assert_array_equal(with_reward(-1.0), with_reward(-7.0))
+    assert np.abs(with_reward(0.5) - with_reward(1.0)).max() > 1e-3
+    other = (seen.observation["action"] + 1) % 4
+    moved = seen._replace(observation={**seen.observation, "action": other})
+    assert np.abs(value(moved) - value(seen)).max() > 1e-3
+
+
+BOX = BoxSpec(-np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
+IMAGE = spec(36, 40, dtype=BYTE)
+SHAPES = [
+    (spec(5), {}),
+    (spec(2, 3), {"torso": "mlp", "hidden_sizes": ()}),
+    (spec(2, 3), {"torso": "mlp", "frame_stack": 4}),
+    (spec(5, action=BOX), {}),
+    (with_action(spec(5, action=BOX)), {"core": "lstm"}),
+    (EnvSpec({"a": ArraySpec((2,), FLOAT), "b": ArraySpec((), BYTE)}, DiscreteSpec(4), B), {}),
+    (IMAGE, {"torso": "small"}),
+    (IMAGE, {"torso": "shallow"}),
+    (IMAGE, {"torso": "deep"}),
+    (IMAGE, {"torso": "shallow", "frame_stack": 4}),
+    (IMAGE, {"torso": "deep", "frame_stack": 4, "core": "lstm"}),
+    (with_action(IMAGE), {"torso": "deep", "frame_stack": 4, "core": "lstm"}),
+    (spec(36, 40, 3, dtype=BYTE), {"torso": "shallow"}),
+    (spec(36, 40, 3), {"torso": "deep", "core": "lstm"}),
+]
+
+
+@pytest.mark.parametrize(("env", "network"), SHAPES)
+def test_shapes(env: EnvSpec, network: dict[str, Any]) -> None:
+    agent = make_agent(env, **network)
+    params = jax.eval_shape(agent.init, jax.random.key(0))
+    state = jax.eval_shape(lambda: agent.initial_state(B))
+    seen = timesteps(env)
+    output, last = jax.eval_shape(agent.unroll, params, seen, state)
+    size = distributions.make(env.action).parameters_size
+    assert (output.policy.shape, output.policy.dtype) == ((T, B, size), FLOAT)
+    assert (output.value.shape, output.value.dtype) == ((T, B), FLOAT)
+    assert last == state
+    now = jax.tree.map(lambda leaf: leaf[0], seen)
+    acted, last = jax.eval_shape(agent.act, params, jax.random.key(0), now, state)
+    assert acted.action.shape == (B, *(() if isinstance(env.action, DiscreteSpec) else (2, 1)))
+    assert acted.extras.log_prob.shape == (B,)
+    assert last == state
+
+
+@pytest.mark.parametrize(
+    ("torso", "convolutions", "dense"),
+    # What Atari's 84 x 84 pixels shrink to.
+    [("small", 2, 9 * 9 * 32), ("shallow", 3, 7 * 7 * 64), ("deep", 15, 11 * 11 * 32)],
+)
+def test_torsos_are_those_of_the_papers(torso: str, convolutions: int, dense: int) -> None:
+    agent = make_agent(spec(84, 84, dtype=BYTE), torso=torso, frame_stack=4)
+    params = jax.eval_shape(agent.init, jax.random.key(0))["torso"]
+    kernels = [layer["kernel"].shape for name, layer in params.items() if "Conv" in name]
+    assert len(kernels) == convolutions
+    first = {"small": (8, 8, 4, 16), "shallow": (8, 8, 4, 32), "deep": (3, 3, 4, 16)}
+    assert kernels[0] == first[torso]
+    assert params["Dense_0"]["kernel"].shape == (dense, 16)
+
+
+def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
+    """A stack of four frames is the same to the network as an image of four channels."""
+    stacking = make_agent(IMAGE, torso="shallow", frame_stack=4)
+    plain = make_agent(spec(36, 40, 4, dtype=BYTE), torso="shallow")
+    params = jax.jit(plain.init)(jax.random.key(0))
+    seen = timesteps(IMAGE, length=4)
+    frames = np.random.default_rng(0).integers(0, 256, seen.observation.shape).astype(np.uint8)
+    seen = seen._replace(observation=frames)
+    got, _ = jax.jit(stacking.unroll)(params, seen, stacking.initial_state(B))
+    stacks = slow_stacks(frames, seen.first, 4)
+    expected, _ = jax.jit(plain.unroll)(params, seen._replace(observation=stacks), {})
+    close(got, expected)
+    as_floats = seen._replace(observation=stacks.astype(np.float32) / 255)
+    close(jax.jit(plain.unroll)(params, as_floats, {})[0], expected)
+
+
+def test_bfloat16_computes_and_float32_remembers() -> None:
+    env = spec(5)
+    exact = make_agent(env, core="lstm", frame_stack=2)
+    rough = make_agent(env, core="lstm", frame_stack=2, dtype="bfloat16")
+    params, seen, state = grown(exact), timesteps(env), exact.initial_state(B)
+    init = jax.eval_shape(rough.init, jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(init)} == {FLOAT}
+
+    def loss(params: Any) -> Any:
+        return jnp.sum(rough.unroll(params, seen, state)[0].value)
+
+    products = [
+        line for line in str(jax.make_jaxpr(loss)(params)).splitlines() if "dot_gen" in line
+    ]
+    in_bfloat16 = [line for line in products if "bf16[" in line.split("=")[0]]
+    # All but the two heads; and the recurrent one, whose sums are float32.
+    assert len(products) - len(in_bfloat16) == 3 and len(in_bfloat16) >= 2
+    gradient = jax.eval_shape(jax.grad(loss), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {FLOAT}
+    close_to, _ = jax.jit(exact.unroll)(params, seen, state)
+    output, last = jax.jit(rough.unroll)(params, seen, state)
+    assert {leaf.dtype for leaf in jax.tree.leaves((output, last))} == {FLOAT}
+    close(output, close_to, atol=0.3)
+    assert np.abs(output.value - close_to.value).max() > 1e-5
+
+
+def test_dict_observations_are_all_seen_and_integers_are_tamed() -> None:
+    arrays = {"a": ArraySpec((2,), FLOAT), "n": ArraySpec((), np.dtype(np.int32))}
+    env = EnvSpec(arrays, DiscreteSpec(4), B)
+    agent = make_agent(env)
+    params, seen = grown(agent), timesteps(env)
+    value = jax.jit(
+        lambda observation: (
+            agent.unroll(params, seen._replace(observation=observation), {})[0].value
+        )
+    )
+    before = value(seen.observation)
+    for name, leaf in seen.observation.items():
+        assert np.abs(value({**seen.observation, name: leaf + 1}) - before).max() > 1e-3
+    huge = np.full((T, B), 2**30, np.int32)
+    assert np.abs(value({**seen.observation, "n": huge})).max() < 1e3
+
+
+def test_state_holds_only_what_the_network_needs() -> None:
+    assert initial_state(NetworkConfig(), spec(5), B) == {}
+    state = initial_state(NetworkConfig(frame_stack=4), with_action(IMAGE), B)
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in state.items()} == {
+        "frames": ((B, 3, 36, 40), BYTE)
+    }
+    lstm = initial_state(NetworkConfig(core="lstm", core_size=8), spec(5), B)["lstm"]
+    assert [(leaf.shape, leaf.dtype) for leaf in lstm] == [((B, 8), FLOAT)] * 2
+
+
+def test_a_time_axis_of_one_is_added_in_front() -> None:
+    assert add_time({"a": jnp.zeros((B, 2))})["a"].shape == (1, B, 2)
+
+
+def test_moving_pixels_stay_visible_in_the_features() -> None:
+    """With half the variance, every second layer would shrink them by half."""
+    agent = make_agent(spec(84, 84, 4, dtype=BYTE), torso="shallow", hidden_sizes=(512,))
+    params = agent.init(jax.random.key(0))["torso"]
+    for name, layer in params.items():
+        fan_in = np.prod(layer["kernel"].shape[:-1])
+        assert np.var(layer["kernel"]) == pytest.approx(2 / fan_in, rel=0.1), name
+
+
+@pytest.mark.parametrize("torso", ["small", "deep"])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_normalized_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool) -> None:
+    images = IMAGE if stacked else spec(36, 40, 3, dtype=BYTE)
+    frame_stack = 4 if stacked else 1
+    agent = make_agent(images, torso=torso, frame_stack=frame_stack, pixels="normalized")
+    params, seen = jax.jit(agent.init)(jax.random.key(0)), timesteps(images, length=4)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(60, 200, seen.observation.shape).astype(np.uint8)
+    frames[:, 0] = 0 if stacked else 77  # Of one color.
+    seen = seen._replace(observation=frames)
+    got, _ = jax.jit(agent.unroll)(params, seen, agent.initial_state(B))
+    shown = (slow_stacks(frames, seen.first, 4) if stacked else frames).astype(np.float64)
+    mean, deviation = (f(shown, axis=(2, 3, 4), keepdims=True) for f in (np.mean, np.std))
+    assert deviation.min() == 0
+    read = ((shown - mean) / np.maximum(deviation, 10)).astype(np.float32)
+    on_floats = make_agent(spec(36, 40, shown.shape[-1]), torso=torso)
+    expected, _ = jax.jit(on_floats.unroll)(params, seen._replace(observation=read), {})
+    close(got, expected, atol=1e-4)
+    assert np.ptp(got.value) > 1
+
+
+def test_only_bytes_are_normalized() -> None:
+    network = NetworkConfig(torso="small", pixels="normalized")
+    config = VTraceConfig(network=network)
+    assert algorithms.make_agent(config, spec(36, 40, 3, dtype=BYTE))
+    with pytest.raises(ConfigError, match=r"observes float32: only .*uint8.* --network.pixels sca"):
+        algorithms.make_agent(config, spec(36, 40, 3))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> None:
+    config = NetworkConfig(torso="small", hidden_sizes=(8,), dtype="bfloat16")
+    torso = _torso(config, jnp.dtype("bfloat16"))
+    images = jnp.zeros((2, 42, 42, 3), dtype)
+    params = torso.init(jax.random.key(0), images)
+    _, seen = torso.apply(params, images, capture_intermediates=True)
+    results = jax.tree.leaves(seen)
+    assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}

@@ -1,0 +1,437 @@
+"""Actors against a scripted environment in which every number says where it belongs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba import envs
+from sebulba.agents import distributions
+from sebulba.agents.reference import PolicyAgent
+from sebulba.config import NetworkConfig
+from sebulba.devices.topology import Topology
+from sebulba.inference import Actor, ActorProgram, ParamsSlot, Unroll
+from sebulba.inference.program import split
+from sebulba.learners import assemble, concatenate
+from sebulba.learners.base import TRAJECTORY_AXES
+from sebulba.runtime.queues import TrajectoryQueue
+from sebulba.runtime.threads import ThreadGroup
+from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
+
+B, T = 4, 5
+
+
+class Scripted:
+    """Environment e plays episodes of e + 2 steps; even ones terminate and odd ones truncate.
+
+    It observes (env, t, episode, reward, discount) and rewards an action by its own number.
+    """
+
+    def __init__(self, num_envs: int = B) -> None:
+        self.spec = EnvSpec(
+            ArraySpec((5,), np.dtype(np.float32)), DiscreteSpec(1_000_000), num_envs
+        )
+        self.env = np.arange(num_envs)
+        self.t = np.zeros(num_envs, int)
+        self.episode = np.zeros(num_envs, int)
+        self.actions: list[np.ndarray[Any, Any]] = []
+        self.closed = False
+
+    def reset(self) -> Timestep:
+        return self._timestep(np.zeros(len(self.env)))
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        self.actions.append(action.copy())
+        over = self.t == self.env + 2
+        self.episode = self.episode + over
+        self.t = np.where(over, 0, self.t + 1)
+        return self._timestep(np.where(over, 0, action))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _timestep(self, reward: np.ndarray[Any, Any]) -> Timestep:
+        terminated = (self.t == self.env + 2) & (self.env % 2 == 0)
+        discount = np.where(terminated, 0, 1)
+        seen = np.stack([self.env, self.t, self.episode, reward, discount], axis=-1)
+        return Timestep(
+            seen.astype(np.float32),
+            reward.astype(np.float32),
+            discount.astype(np.float32),
+            self.t == 0,
+        )
+
+
+class Seen(NamedTuple):
+    version: Any
+    steps: Any
+    noise: Any
+
+
+def code(observation: Any) -> Any:
+    """The action of ``Telltale``: env, t and episode in one number that float32 holds."""
+    env, t, episode = (observation[..., i] for i in range(3))
+    return 10_000 * env + 1_000 * t + episode
+
+
+class Telltale:
+    """Its action says what it saw; its extras say its version, its state and its random number."""
+
+    def init(self, key: jax.Array) -> Any:
+        return {"version": jnp.float32(0)}
+
+    def initial_state(self, batch_size: int) -> Any:
+        return jnp.zeros(batch_size, jnp.int32)
+
+    def act(self, params: Any, key: Any, timestep: Timestep, state: Any) -> Any:
+        action = code(timestep.observation).astype(jnp.int32)
+        noise = jax.random.uniform(key, action.shape)
+        extras = Seen(jnp.broadcast_to(params["version"], action.shape), state, noise)
+        return ActorOutput(action, extras), state + 1
+
+    def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
+        raise NotImplementedError
+
+
+@contextmanager
+def no_implicit_transfers() -> Iterator[None]:
+    """In every thread, unlike the context manager of jax."""
+    jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_transfer_guard", "allow")
+
+
+class Rig:
+    """One actor in its thread, with a slot and a queue of one place."""
+
+    def __init__(
+        self,
+        *,
+        agent: Any = None,
+        env: Any = None,
+        devices: int = 1,
+        params: Any = None,
+        key: int = 0,
+        first_unroll: int = 0,
+        version_of: Callable[[int], int | None] = lambda unroll: None,
+        program: ActorProgram | None = None,
+    ) -> None:
+        self.topology = Topology.split(1, jax.devices()[:devices])
+        self.env = env or Scripted()
+        self.device = self.topology.inference[0]
+        self.slot = ParamsSlot(self.device)
+        self.publish(0, params)
+        self.queue: TrajectoryQueue[Unroll] = TrajectoryQueue(1, 1)
+        self.program = program or make_program(
+            agent or Telltale(), self.env.spec, len(self.topology.learners)
+        )
+        self.program.warm_up(self.slot.newest().params, (), self.device)
+        self.actor = Actor(
+            name="actor-0",
+            lane=0,
+            make_env=lambda: self.env,
+            program=self.program,
+            slot=self.slot,
+            queue=self.queue,
+            device=self.device,
+            learners=self.topology.learners,
+            key=jax.random.key(key),
+            first_unroll=first_unroll,
+            version_of=version_of,
+            unroll_length=T,
+        )
+
+    def publish(self, version: int, params: Any = None) -> None:
+        self.slot.publish(version, params or {"version": jax.device_put(np.float32(version))})
+
+    @contextmanager
+    def running(self) -> Iterator[Callable[[], Unroll]]:
+        group = ThreadGroup()
+        group.on_stop(self.queue.shutdown)
+        group.on_stop(self.slot.shutdown)
+        with no_implicit_transfers():
+            group.start("actor-0", self.actor.run)
+            try:
+                yield lambda: self.queue.get(0, timeout=30)
+            finally:
+                group.close()
+
+    def collect(self, count: int) -> list[Unroll]:
+        with self.running() as get:
+            return [get() for _ in range(count)]
+
+
+def make_program(agent: Any, spec: EnvSpec, parts: int = 1) -> ActorProgram:
+    return ActorProgram(agent, spec, T, parts, explore=None)
+
+
+@functools.cache
+def telltale() -> ActorProgram:
+    return make_program(Telltale(), Scripted().spec)
+
+
+def whole(unroll: Unroll) -> Trajectory:
+    """The unroll's trajectory on the host."""
+    return concatenate(jax.device_get(unroll.parts))
+
+
+def test_an_action_pairs_with_what_came_of_it() -> None:
+    rig = Rig(program=telltale())
+    trajectories = [whole(unroll) for unroll in rig.collect(5)]
+    sent = np.stack(rig.env.actions)
+    for i, (timestep, actor, _) in enumerate(trajectories):
+        env, t, episode, reward, discount = np.moveaxis(timestep.observation, -1, 0)
+        np.testing.assert_array_equal(env, np.tile(np.arange(B), (T + 1, 1)))
+        np.testing.assert_array_equal(actor.action, sent[i * T : (i + 1) * T])
+        # Seen at t, acted at t ...
+        np.testing.assert_array_equal(actor.action, code(timestep.observation[:-1]))
+        # ... and judged at t + 1.
+        first = timestep.first[1:]
+        np.testing.assert_array_equal(timestep.reward[1:], np.where(first, 0, actor.action))
+        np.testing.assert_array_equal(timestep.discount == 0, (t == env + 2) & (env % 2 == 0))
+        np.testing.assert_array_equal(timestep.reward, reward)
+        np.testing.assert_array_equal(timestep.discount, discount)
+        np.testing.assert_array_equal(timestep.first, t == 0)
+        np.testing.assert_array_equal(np.diff(episode, axis=0), first)
+    firsts = np.stack([trajectory.timestep.first for trajectory in trajectories])
+    assert firsts[:, 1:-1].any() and firsts[1:, 0].any()
+
+
+def test_consecutive_unrolls_share_one_timestep_and_go_on_from_one_state() -> None:
+    trajectories = [whole(unroll) for unroll in Rig(program=telltale()).collect(4)]
+    for i, (one, other) in enumerate(itertools.pairwise(trajectories)):
+        jax.tree.map(
+            lambda last, first: np.testing.assert_array_equal(last[-1], first[0]),
+            one.timestep,
+            other.timestep,
+        )
+        np.testing.assert_array_equal(other.initial_state, np.full(B, (i + 1) * T))
+        steps = np.arange((i + 1) * T, (i + 2) * T)
+        np.testing.assert_array_equal(other.actor.extras.steps, np.tile(steps[:, None], (1, B)))
+
+
+def test_episodes_are_counted_with_their_true_returns() -> None:
+    unrolls = Rig(program=telltale()).collect(6)
+    trajectories = [whole(unroll) for unroll in unrolls]
+    rewards = np.concatenate([trajectory.timestep.reward[1:] for trajectory in trajectories])
+    firsts = np.concatenate([trajectory.timestep.first[1:] for trajectory in trajectories])
+    expected = []
+    starts = np.zeros(B, int)
+    for t, env in zip(*np.nonzero(firsts), strict=True):
+        expected.append((rewards[starts[env] : t, env].sum(), env + 2))
+        starts[env] = t
+    assert len(expected) > 20
+    assert [episode for unroll in unrolls for episode in unroll.episodes] == expected
+
+
+def test_replay_from_the_initial_state_reproduces_the_actor() -> None:
+    env = envs.PreviousAction(envs.Memory(B, seed=1, num_cues=3, delay=4))
+    network = NetworkConfig(hidden_sizes=(16,), core="lstm", core_size=8, frame_stack=3)
+    agent = PolicyAgent(network, env.spec, distributions.make(env.spec.action))
+    params = agent.init(jax.random.key(3))
+    # Far from uniform, unlike a fresh policy, so that a wrong state shows in the probabilities.
+    heads = jax.tree.map(lambda leaf: 100 * leaf, params["PolicyValueHeads_0"])
+    params = {**params, "PolicyValueHeads_0": heads}
+    unrolls = Rig(agent=agent, env=env, params=params).collect(5)
+    unroll = jax.jit(agent.unroll)
+    assert any(whole(u).timestep.first[1:-1].any() for u in unrolls)
+    for now, later in itertools.pairwise(unrolls):
+        timestep, actor, state = whole(now)
+        output, _ = unroll(params, timestep, state)
+        policy = output.policy[:-1]
+        log_prob = distributions.Categorical(3).log_prob(policy, actor.extras.raw)
+        np.testing.assert_allclose(log_prob, actor.extras.log_prob, atol=1e-5)
+        _, state = unroll(params, jax.tree.map(lambda leaf: leaf[:-1], timestep), state)
+        jax.tree.map(
+            lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5),
+            state,
+            whole(later).initial_state,
+        )
+    assert np.ptp(actor.extras.log_prob) > 0.1
+
+
+def test_one_version_acts_for_a_whole_unroll_and_travels_with_it() -> None:
+    asked = []
+
+    def version_of(unroll: int) -> int:
+        asked.append(unroll)
+        return unroll // 2
+
+    rig = Rig(program=telltale(), version_of=version_of)
+    rig.publish(1)
+    with rig.running() as get:
+        unrolls = [get() for _ in range(4)]
+        rig.publish(2)
+        unrolls.append(get())
+    assert [unroll.version for unroll in unrolls] == [0, 0, 1, 1, 2]
+    for unroll in unrolls:
+        np.testing.assert_array_equal(whole(unroll).actor.extras.version, unroll.version)
+    assert asked == list(range(len(asked)))
+
+
+def test_without_a_schedule_the_newest_acts_from_the_next_unroll_on() -> None:
+    rig = Rig(program=telltale())
+    with rig.running() as get:
+        assert get().version == 0
+        rig.publish(1)
+        jax.block_until_ready(rig.slot.exactly(1).params)
+        # At most one unroll waits in the queue, one is waiting to, and one is being acted.
+        later = [get() for _ in range(6)]
+    versions = [unroll.version for unroll in later]
+    assert versions == sorted(versions) and versions[-1] == 1 and 1 in versions[:4]
+    for unroll in later:
+        np.testing.assert_array_equal(whole(unroll).actor.extras.version, unroll.version)
+
+
+def test_one_call_for_each_step_and_no_compilation_after_the_warm_up() -> None:
+    rig = Rig(program=make_program(Telltale(), Scripted().spec))
+    calls: list[str] = []
+    compiled: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(rig.program, name)
+        return lambda *arguments: (calls.append(name), function(*arguments))[1]
+
+    for name in ("start", "step", "finish"):
+        setattr(rig.program, name, counted(name))
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        rig.collect(4)
+        warm, _ = len(compiled), jax.jit(lambda x: x * 3)(jnp.zeros(()))
+        assert len(compiled) > warm, "the listener hears of no compilation at all"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert warm == 0
+    unroll = ["step"] * T + ["finish"]
+    assert calls[: 4 * len(unroll) + 1] == ["start", *unroll * 4]
+    assert len(rig.env.actions) == calls.count("step")
+
+
+def noise(unrolls: list[Unroll]) -> np.ndarray[Any, Any]:
+    return np.stack([whole(unroll).actor.extras.noise for unroll in unrolls])
+
+
+def test_random_numbers_depend_on_the_actor_the_unroll_and_the_step() -> None:
+    numbers = noise(Rig(program=telltale()).collect(3))
+    assert len(np.unique(numbers)) == numbers.size
+    np.testing.assert_array_equal(numbers, noise(Rig(program=telltale()).collect(3)))
+    other = noise(Rig(program=telltale(), key=1).collect(3))
+    assert not np.isin(numbers, other).any()
+
+
+def test_a_resumed_actor_goes_on_with_its_random_numbers() -> None:
+    numbers = noise(Rig(program=telltale()).collect(4))
+    resumed = noise(Rig(program=telltale(), first_unroll=2).collect(2))
+    np.testing.assert_array_equal(resumed, numbers[2:])
+
+
+def test_an_actor_says_where_its_time_went() -> None:
+    unrolls = Rig(program=telltale()).collect(2)
+    assert set(unrolls[1].seconds) == {"environment", "act", "transfer", "queue", "params"}
+    assert all(seconds >= 0 for seconds in unrolls[1].seconds.values())
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_each_learner_device_gets_its_part_of_the_environments(devices: int) -> None:
+    rig = Rig(devices=devices)
+    learners = rig.topology.learners
+    for unroll in rig.collect(2):
+        assert len(unroll.parts) == len(learners)
+        for part, device in zip(unroll.parts, learners, strict=True):
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(part))
+            assert part.timestep.first.shape == (T + 1, B // len(learners))
+            assert part.actor.action.shape == (T, B // len(learners))
+            assert part.initial_state.shape == (B // len(learners),)
+        envs_of_parts = [part.timestep.observation[0, :, 0] for part in unroll.parts]
+        np.testing.assert_array_equal(np.concatenate(envs_of_parts), np.arange(B))
+
+
+def test_the_environment_is_closed_and_a_failure_says_where_it_was() -> None:
+    class Failing(Scripted):
+        def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+            if len(self.actions) == 2 * T + 1:
+                raise OSError("the game crashed")
+            return super().step(action)
+
+    rig = Rig(program=telltale(), env=Failing(), first_unroll=7)
+    with pytest.raises(OSError, match="crashed") as error, rig.running() as get:
+        for _ in range(3):
+            get()
+    assert error.value.__notes__ == [f"in thread actor-0 on device {rig.device}, unroll 9"]
+    assert rig.env.closed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority is Linux's")
+def test_environments_give_way_to_the_learner() -> None:
+    seen: list[int] = []
+
+    class Watched(Scripted):
+        def reset(self) -> Timestep:
+            # A pool's threads are started by the actor's thread, and inherit.
+            worker = threading.Thread(target=lambda: seen.append(niceness()))
+            worker.start()
+            worker.join()
+            return super().reset()
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    Rig(program=telltale(), env=Watched()).collect(1)
+    assert seen == [min(before + 5, 19)]
+    assert niceness() == before
+
+
+def trajectory(batch: int = 8) -> Trajectory:
+    """Every element is a number of its own."""
+
+    def numbers(*shape: int) -> jax.Array:
+        return jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
+
+    return Trajectory(
+        Timestep({"a": numbers(T + 1, batch, 3)}, *(numbers(T + 1, batch) for _ in range(3))),
+        ActorOutput(numbers(T, batch), (numbers(T, batch, 2),)),
+        (numbers(batch, 6), numbers(batch)),
+    )
+
+
+def check_equal(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_split_concatenate_and_assemble_round_trip(parts: int) -> None:
+    original = trajectory()
+    pieces = split(original, parts)
+    assert len(pieces) == parts
+    check_equal(concatenate(pieces), original)
+    topology = Topology.split(1, jax.devices()[: parts + 1])
+    placed = [jax.device_put(p, d) for p, d in zip(pieces, topology.learners, strict=True)]
+    joined = assemble(placed, TRAJECTORY_AXES, topology)
+    check_equal(joined, original)
+    for leaf, axis in ((joined.timestep.first, 1), (joined.initial_state[0], 0)):
+        assert len(leaf.addressable_shards) == parts
+        assert leaf.sharding.shard_shape(leaf.shape)[axis] == 8 // parts
+    shards = [
+        shard.data.unsafe_buffer_pointer() for shard in joined.actor.action.addressable_shards
+    ]
+    assert shards == [part.actor.action.unsafe_buffer_pointer() for part in placed]

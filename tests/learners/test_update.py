@@ -1,0 +1,289 @@
+"""One answer on any number of learner devices, and losses that mean what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sebulba.agents import distributions
+from sebulba.agents.reference import Behavior, PolicyAgent
+from sebulba.config import NetworkConfig, OptimizerConfig, VTraceConfig
+from sebulba.devices.topology import Topology
+from sebulba.inference.program import split
+from sebulba.learners import Delivery, VTraceLearner, count_turn, make_optimizer
+from sebulba.learners.base import TRAJECTORY_AXES, assemble
+from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
+
+T, B = 5, 8
+SPEC = EnvSpec(ArraySpec((3,), np.dtype(np.float32)), DiscreteSpec(3), B)
+CONFIG = VTraceConfig(
+    envs_per_actor=B,
+    batch_size=B,
+    network=NetworkConfig(hidden_sizes=(16,), frame_stack=2),
+    # Not Adam, which makes one size of gradients that differ by a factor.
+    optimizer=OptimizerConfig(name="rmsprop", epsilon=1.0, learning_rate=0.1),
+)
+POLICY = distributions.make(SPEC.action)
+
+
+@functools.cache
+def topology(learners: int) -> Topology:
+    """So many learner devices; one is shared with acting."""
+    return Topology.split(1, jax.devices()[: learners + (learners > 1)])
+
+
+def make_learner(learners: int = 1, **changes: Any) -> VTraceLearner:
+    config = dataclasses.replace(CONFIG, **changes)
+    agent = PolicyAgent(config.network, SPEC, POLICY)
+    optimizer = make_optimizer(config.optimizer, 100)
+    return VTraceLearner(config, agent, POLICY, optimizer, topology(learners))
+
+
+def random_trajectory(seed: int = 0, batch: int = B) -> Trajectory:
+    """Off-policy, with several episodes in some columns and none ending in others."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    first = rng.random((T + 1, batch)) < np.linspace(0, 0.8, batch)
+    discount = np.where(first, 1, rng.random((T + 1, batch)) < 0.8).astype(np.float32)
+    timestep = Timestep(
+        normal(T + 1, batch, 3), np.where(first, 0, 3 * normal(T + 1, batch)), discount, first
+    )
+    action = rng.integers(0, 3, (T, batch)).astype(np.int32)
+    behavior = Behavior(-0.5 - rng.random((T, batch)).astype(np.float32), action)
+    state = {"frames": normal(batch, 1, 3)}
+    return Trajectory(timestep, ActorOutput(action, behavior), state)
+
+
+def deliver(trajectory: Trajectory, learners: int) -> Delivery:
+    parts = split(jax.tree.map(jnp.asarray, trajectory), learners)
+    devices = topology(learners).learners
+    return Unroll(0, [jax.device_put(p, d) for p, d in zip(parts, devices, strict=True)])
+
+
+def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Trajectory) -> Any:
+    assert learner.add([deliver(trajectory, learners) for trajectory in trajectories]) == 1
+    return learner.update(state)
+
+
+def on_host(tree: Any) -> np.ndarray[Any, Any]:
+    """All numbers of a tree in one array."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))])
+
+
+def relative(one: Any, other: Any) -> float:
+    """The distance of two trees, relative to their size."""
+    one, other = on_host(one), on_host(other)
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def gradient_on(learners: int) -> Any:
+    learner = make_learner(learners)
+    params = learner.init(jax.random.key(1)).params
+    parts = deliver(random_trajectory(), learners).parts
+    batch = (assemble(parts, TRAJECTORY_AXES, topology(learners)),)
+    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params, (), batch)
+    return jax.device_get((gradient, logs))
+
+
+@functools.cache
+def whole_gradient() -> Any:
+    """By jax.grad of the loss on the whole batch, with no device told apart."""
+    learner = make_learner()
+    params = learner.init(jax.random.key(1)).params
+    batch = (jax.tree.map(jnp.asarray, random_trajectory()),)
+    gradient, output = jax.jit(jax.grad(learner.loss, has_aux=True))(params, (), batch)
+    return jax.device_get((gradient, output.logs))
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_the_gradient_is_that_of_the_whole_batch(learners: int) -> None:
+    gradient, logs = gradient_on(learners)
+    expected, expected_logs = whole_gradient()
+    assert relative(gradient, expected) < 1e-5
+    assert logs.keys() == expected_logs.keys()
+    for name, value in expected_logs.items():
+        assert logs[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_parameters_stay_bit_identical_on_every_learner_device() -> None:
+    learner = make_learner(4)
+    state = learner.init(jax.random.key(1))
+    before = on_host(state.params)
+    for k in range(3):
+        state, _ = update(learner, state, 4, random_trajectory(k))
+    assert np.abs(on_host(state.params) - before).max() > 1e-3
+    for leaf in jax.tree.leaves(state):
+        copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(copies) == 4
+        assert len({copy.tobytes() for copy in copies}) == 1
+        assert copies[0].shape == leaf.shape
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_compiled_update_reduces_and_never_gathers(pieces: int) -> None:
+    learner = make_learner(4, num_microbatches=pieces)
+    state = learner.init(jax.random.key(1))
+    batch = (assemble(deliver(random_trajectory(), 4).parts, TRAJECTORY_AXES, topology(4)),)
+    synchronized = learner.synchronized
+    if pieces == 1:
+        lowered = synchronized._whole.lower(state, (), batch)
+    else:
+        index = synchronized._indices[0]
+        lowered = synchronized._piece.lower(state.params, (), None, batch, index)
+    text = lowered.compile().as_text()
+    assert "all-reduce" in text
+    for other in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
+        assert other not in text, other
+
+
+@pytest.mark.parametrize(("learners", "pieces"), [(1, 2), (1, 8), (2, 4)])
+def test_accumulated_gradients_are_the_whole(learners: int, pieces: int) -> None:
+    whole, accumulating = make_learner(1), make_learner(learners, num_microbatches=pieces)
+    before = on_host(whole.init(jax.random.key(1)).params)
+    state, logs = update(whole, whole.init(jax.random.key(1)), 1, random_trajectory())
+    expected = on_host(state.params) - before
+    state, got_logs = update(
+        accumulating, accumulating.init(jax.random.key(1)), learners, random_trajectory()
+    )
+    got = on_host(state.params) - before
+    assert np.linalg.norm(expected) > 1e-2
+    # The difference of parameters has float32's rounding of the parameters themselves.
+    assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(before)
+    assert got_logs.keys() == logs.keys()
+    for name, value in jax.device_get(logs).items():
+        assert float(got_logs[name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_several_lanes_are_one_batch() -> None:
+    halves = split(jax.tree.map(jnp.asarray, random_trajectory()), 2)
+    learner = make_learner(2, envs_per_actor=B // 2)
+    state, logs = update(learner, learner.init(jax.random.key(1)), 2, *halves)
+    one = make_learner(1)
+    expected, expected_logs = update(one, one.init(jax.random.key(1)), 1, random_trajectory())
+    assert relative(state.params, expected.params) < 1e-5
+    assert float(logs["loss"]) == pytest.approx(float(expected_logs["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_steps_are_the_real_ones(learners: int) -> None:
+    """The step from the end of an episode to the start of the next is none."""
+    trajectories = [random_trajectory(seed) for seed in range(2)]
+    deliveries = [deliver(trajectory, learners) for trajectory in trajectories]
+    steps = count_turn(deliveries, False, topology(learners)).steps
+    real = sum(int((~trajectory.timestep.first[1:]).sum()) for trajectory in trajectories)
+    assert int(steps) == real < 2 * T * B
+    assert steps.dtype == np.int32
+
+
+@functools.cache
+def compiled_loss(**changes: Any) -> Any:
+    learner = make_learner(1, **changes)
+    return jax.jit(learner.loss), learner.init(jax.random.key(1)).params
+
+
+def loss(trajectory: Trajectory, **changes: Any) -> dict[str, float]:
+    function, params = compiled_loss(**changes)
+    _, output = function(params, (), (trajectory,))
+    return {name: float(value) for name, value in output.logs.items()}
+
+
+def test_losses_are_means_over_all_elements() -> None:
+    """So the mean over single columns is the whole, however many steps of each are masked."""
+    trajectory = random_trajectory()
+    masked = trajectory.timestep.first[1:].sum(axis=0)
+    assert masked.min() == 0 and masked.max() > 2
+    columns = [loss(column) for column in split(jax.tree.map(jnp.asarray, trajectory), B)]
+    for name, value in loss(trajectory).items():
+        assert value == pytest.approx(np.mean([column[name] for column in columns]), rel=1e-4), name
+
+
+def test_nothing_of_a_masked_step_is_learned() -> None:
+    trajectory = random_trajectory()
+    timestep, actor = trajectory.timestep, trajectory.actor
+    over = timestep.first[1:]
+    assert over.any()
+    action = np.where(over, (actor.action + 1) % 3, actor.action)
+    behavior = Behavior(np.where(over, -3, actor.extras.log_prob).astype(np.float32), action)
+    changed = trajectory._replace(actor=ActorOutput(action, behavior))
+    assert loss(changed) == loss(trajectory)
+
+
+def test_rewards_are_scaled_then_clipped_for_learning_only() -> None:
+    trajectory = random_trajectory()
+    rewards = trajectory.timestep.reward
+    assert np.abs(rewards).max() > 4
+    changed = np.clip(rewards * np.float32(0.5), -1, 1).astype(np.float32)
+    by_hand = trajectory._replace(timestep=trajectory.timestep._replace(reward=changed))
+    assert loss(trajectory, reward_scale=0.5, reward_clip=1.0) == pytest.approx(
+        loss(by_hand), rel=1e-6
+    )
+    assert loss(trajectory, reward_scale=0.5)["loss"] != loss(trajectory)["loss"]
+
+    learner = make_learner(1, reward_clip=1.0)
+    delivery = deliver(trajectory, 1)
+    learner.add([delivery])
+    learner.update(learner.init(jax.random.key(1)))
+    np.testing.assert_array_equal(delivery.parts[0].timestep.reward, rewards)
+
+
+def test_costs_weigh_the_terms() -> None:
+    logs = loss(random_trajectory(), baseline_cost=0.25, entropy_cost=0.125)
+    total = logs["policy_loss"] + 0.25 * logs["baseline_loss"] - 0.125 * logs["entropy"]
+    assert logs["loss"] == pytest.approx(total, rel=1e-5)
+
+
+def sizes(config: OptimizerConfig, num_updates: int, count: int) -> list[float]:
+    """Sizes of the updates of one parameter whose gradient stays 1."""
+    optimizer = make_optimizer(config, num_updates)
+    params = {"w": jnp.ones(())}
+    state = optimizer.init(params)
+    step = jax.jit(optimizer.update)
+    found = []
+    for _ in range(count):
+        updates, state = step({"w": jnp.ones(())}, state, params)
+        found.append(-float(updates["w"]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_the_learning_rate_falls_to_zero(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.5, max_gradient_norm=10)
+    falling = np.array(sizes(config, 4, 6))
+    constant = np.array(sizes(dataclasses.replace(config, decay_to_zero=False), 4, 6))
+    np.testing.assert_allclose(falling / constant, [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
+    assert (constant > 0).all()
+
+
+def test_rmsprop_is_that_of_the_paper() -> None:
+    """epsilon is inside the root, as in the optimizer that the paper used."""
+    config = OptimizerConfig(
+        learning_rate=0.5, epsilon=0.25, rms_decay=0.9, decay_to_zero=False, max_gradient_norm=10
+    )
+    mean_square, expected = 0.0, []
+    for _ in range(4):
+        mean_square = 0.9 * mean_square + 0.1
+        expected.append(0.5 / (mean_square + 0.25) ** 0.5)
+    np.testing.assert_allclose(sizes(config, 1, 4), expected, rtol=1e-5)
+
+
+def test_gradients_are_clipped_by_their_global_norm_and_logged_before() -> None:
+    optimizer = make_optimizer(OptimizerConfig(max_gradient_norm=0.5), 10)
+    small, large = {"a": jnp.array([0.3, 0.4])}, {"a": jnp.array([30.0, 40.0])}
+    state = optimizer.init(small)
+    updates = [optimizer.update(gradient, state)[0]["a"] for gradient in (small, large)]
+    np.testing.assert_allclose(*updates, rtol=1e-5)
+    learner = make_learner(1, optimizer=OptimizerConfig(max_gradient_norm=1e-3))
+    _, logs = update(learner, learner.init(jax.random.key(1)), 1, random_trajectory())
+    expected = float(optax.tree.norm(whole_gradient()[0]))
+    assert float(logs["gradient_norm"]) == pytest.approx(expected, rel=1e-5)
+    assert expected > 1e-2

@@ -1,0 +1,189 @@
+"""The progress display, on a terminal (a real pseudo-terminal) and off it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sebulba.metrics import progress as display
+from sebulba.metrics.progress import Progress
+
+ROW = {
+    "update": 7,
+    "steps": 2500,
+    "frames": 10000,
+    "seconds": 83.0,
+    "steps_per_second": 250.0,
+    "frames_per_second": 1000.0,
+    "episodes": 12,
+    "episode_return_mean": 187.46,
+    "episode_length_mean": 42.0,
+    "policy_lag_mean": 1.25,
+    "policy_lag_max": 3,
+    "policy_loss": -0.5,
+}
+# Run from its file: importing the package would import jax.
+RUN = """
+import runpy
+row = {row}
+with runpy.run_path({path!r})["Progress"](10_000, "cartpole") as progress:
+    progress.update(row)
+    progress.message("a [note]")
+    {then}
+"""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    return now
+
+
+def on_a_terminal(then: str, columns: int = 100) -> tuple[str, int]:
+    """What a program prints on a pseudo-terminal, and how it exits."""
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN.format(row=ROW, path=display.__file__, then=then)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "30"},
+    )
+    os.close(terminal)
+    printed = b""
+    try:
+        while piece := os.read(main, 4096):
+            printed += piece
+    except OSError:  # Linux's way to say that the other end has closed.
+        pass
+    os.close(main)
+    return printed.decode(), process.wait(timeout=10)
+
+
+def plain(printed: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+
+
+def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(10_000, "cartpole") as progress:
+        progress.update(ROW)
+        progress.message("a [note]")
+    assert capsys.readouterr().out.splitlines() == [
+        "cartpole: 10000 steps",
+        " 25.0%  update 7  steps 2500  elapsed 0:01:23  left 0:00:30  steps/s 250  "
+        "frames/s 1000  return 187.5  length 42  lag 1.25",
+        "a [note]",
+    ]
+
+
+def test_lines_are_seconds_apart_but_for_the_last(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    with Progress(10_000, "cartpole") as progress:
+        for update in range(12):
+            progress.update(ROW | {"update": update})
+            clock[0] += 1.0
+    shown = re.findall(r"update (\d+)", capsys.readouterr().out)
+    assert shown == ["0", "5", "10", "11"]
+
+
+def test_the_last_line_is_shown_once_and_after_an_error_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), Progress(10_000, "cartpole") as progress:
+        progress.update(ROW | {"update": 1})
+        progress.update(ROW | {"update": 2})
+        raise KeyboardInterrupt
+    assert re.findall(r"update (\d+)", capsys.readouterr().out) == ["1", "2"]
+
+
+def test_disabled_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(10_000, "cartpole", enabled=False) as progress:
+        progress.update(ROW)
+        progress.message("a note")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_last_known_return_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(10_000, "cartpole") as progress:
+        progress.update({**ROW, "episode_return_mean": None})
+        progress.update({**ROW, "episode_return_mean": 5.0})
+        progress.update({**ROW, "episode_return_mean": None})
+    assert re.findall(r"return (\S+)", capsys.readouterr().out) == ["-", "5"]
+
+
+@pytest.mark.parametrize("missing", [*ROW, "all"])
+@pytest.mark.parametrize("bad", [None, 0, float("nan"), float("inf"), 1e-30])
+def test_no_value_is_too_odd(missing: str, bad: float | None) -> None:
+    keys = ROW if missing == "all" else [missing]
+    absent = {key: value for key, value in ROW.items() if key not in keys}
+    for row in (absent, absent | dict.fromkeys(keys, bad)):
+        for total_steps in (0, 10_000):
+            display._line(row, total_steps)
+            display._panel(row, total_steps, "title", "")
+
+
+def test_a_terminal_gets_a_panel() -> None:
+    printed, code = on_a_terminal("assert __import__('threading').active_count() == 1")
+    assert code == 0
+    text = plain(printed)
+    for part in ("cartpole", "25.0% of 10,000 steps", "187.5", "0:01:23", "policy_loss -0.5"):
+        assert part in text
+    assert "1.25 (at most 3)" in text
+    assert "a [note]" in text
+
+
+@pytest.mark.parametrize("then", ["pass", "1 / 0", "raise KeyboardInterrupt"])
+def test_the_terminal_is_left_clean(then: str) -> None:
+    printed, code = on_a_terminal(then)
+    assert (code == 0) == (then == "pass")
+    assert printed.rfind("\x1b[?25h") > printed.rfind("\x1b[?25l") >= 0, "the cursor is hidden"
+    assert printed.endswith(("\n", "\x1b[?25h"))
+
+
+def test_the_panel_fits_a_narrow_terminal() -> None:
+    printed, _ = on_a_terminal("pass", columns=40)
+    assert max(len(line) for line in plain(printed).splitlines()) <= 40
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(display._view(10, "title"), display._Lines)
+
+
+def test_signal_handlers_stay() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGWINCH)
+    with Progress(10_000, "cartpole") as progress:
+        progress.update(ROW)
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGWINCH)) == before
+        assert threading.active_count() == 1
+
+
+def test_the_sparkline_spans_the_whole_series() -> None:
+    history = display._History(limit=48)
+    for value in range(10_000):
+        history.add(float(value))
+        history.add(None)
+        history.add(float("nan"))
+    line = history.sparkline()
+    assert 24 <= len(line) <= 48
+    assert line[0] == "▁" and line[-1] == "█"
+    assert list(line) == sorted(line)
+    assert line[len(line) // 2] in "▄▅", "a straight series is half way up in its middle"
+
+
+def test_a_flat_series_has_a_flat_sparkline() -> None:
+    history = display._History(limit=48)
+    assert history.sparkline() == ""
+    history.add(3.0)
+    history.add(3.0)
+    assert history.sparkline() == "▁▁"

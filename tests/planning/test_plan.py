@@ -1,0 +1,470 @@
+"""The plan: slices, the programs it compiles, what it makes of them, and the TPU compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import pytest
+from paths import ROOT
+from rich.console import Console
+
+import sebulba
+from sebulba import presets
+from sebulba.cli import plan_table
+from sebulba.cli.main import main
+from sebulba.config import Config, ConfigError, NetworkConfig, R2D2Config
+from sebulba.devices import placement, tpu_slices
+from sebulba.devices.compiler import Program, find_collectives, inspect, reason
+from sebulba.devices.topology import Topology
+from sebulba.learners import SynchronizedUpdate
+from sebulba.planning import lowering as programs
+from sebulba.planning import plan
+from sebulba.planning.plan import Row
+from sebulba.planning.roofline import Estimate, Machine, estimate
+from sebulba.runners import training
+
+RESULTS = ROOT / "benchmarks" / "results" / "tpu_compile.json"
+NEEDS_LIBTPU = "needs the TPU compiler: pip install 'sebulba[tpu]'"
+
+
+# Slices
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "hosts", "per_host", "cpus"),
+    [
+        ("v2-8", "2x2", 1, 8, 96),
+        ("v3-8", "2x2", 1, 8, 96),
+        ("v3-32", "4x4", 4, 8, 48),
+        ("v4-8", "2x2x1", 1, 4, 240),
+        ("v4-4096", "8x16x16", 512, 4, 240),
+        ("v5litepod-16", "4x4", 4, 4, 112),
+        ("v5e-1", "1x1", 1, 1, 24),
+        ("v5e-8", "2x4", 1, 8, 224),
+        ("v5e-256", "16x16", 64, 4, 112),
+        ("v5p-8", "2x2x1", 1, 4, 208),
+        ("v5p-16", "2x2x2", 2, 4, 208),
+        ("v6e-8", "2x4", 1, 8, 180),
+        ("v6e-32", "4x8", 8, 4, 180),
+    ],
+)
+def test_slice_names(name: str, shape: str, hosts: int, per_host: int, cpus: int) -> None:
+    found = tpu_slices.parse(name)
+    assert (found.shape, found.hosts, found.devices_per_host) == (shape, hosts, per_host)
+    assert found.cpus == cpus
+    assert found.name == name.replace("v5litepod", "v5e")
+
+
+def test_the_number_in_a_name_counts_cores_or_chips() -> None:
+    for name in tpu_slices.names():
+        found = tpu_slices.parse(name)
+        assert found.chips * found.generation.cores_per_chip == int(name.split("-")[1])
+        assert found.hosts * found.chips_per_host == found.chips
+
+
+def test_a_device_has_its_share_of_a_chip() -> None:
+    v3, v4 = tpu_slices.parse("v3-8"), tpu_slices.parse("v4-8")
+    assert v3.flops == 123e12 / 2 and v3.hbm_bytes == 16 * 2**30
+    assert v4.flops == 275e12 and v4.hbm_bytes == 32 * 2**30
+
+
+def test_devices_are_known_again() -> None:
+    pytest.importorskip("libtpu", reason=NEEDS_LIBTPU)
+    code = """
+import jax
+from sebulba.devices import tpu_slices
+jax.config.update("jax_platforms", "cpu")
+for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32"):
+    found = tpu_slices.identify(tpu_slices.devices(tpu_slices.parse(name)))
+    assert found == tpu_slices.parse(name), (name, found)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+
+
+def test_cpus_are_no_slice() -> None:
+    assert tpu_slices.identify(jax.devices()) is None
+
+
+def test_unknown_slices_get_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"'v5e-17' is unknown.*v5e-16, v5e-32") as error:
+        tpu_slices.parse("v5e-17")
+    assert "v3-8" not in str(error.value)
+    for name in ("", "h100-8", "v3", "v3-x"):
+        with pytest.raises(ConfigError, match="v3-8, v3-32"):
+            tpu_slices.parse(name)
+
+
+# Programs: the same arrays as a run's
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the first update of a run was called with."""
+
+    shapes: Any = None
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree)
+
+
+def tiny(preset: str, **changes: Any) -> Config:
+    config = dataclasses.replace(
+        presets.get(preset),
+        total_steps=300,
+        envs_per_actor=4,
+        batch_size=8,
+        num_inference_devices=2,
+        network=NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8),
+        **changes,
+    )
+    if isinstance(config, R2D2Config):
+        config = dataclasses.replace(
+            config,
+            batch_size=4,
+            replay=dataclasses.replace(config.replay, capacity=64, min_size=4),
+        )
+    return config
+
+
+@pytest.mark.parametrize("preset", ["vtrace-catch", "r2d2-catch"])
+def test_the_plan_compiles_what_a_run_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(preset)
+    topology = Topology.split(2, jax.devices()[:4])
+    seen = Seen()
+    call = SynchronizedUpdate.__call__
+
+    def spy(self: SynchronizedUpdate, state: Any, batch: Any, fixed: Any = ()) -> Any:
+        seen.shapes = seen.shapes or shapes((state, fixed, batch))
+        return call(self, state, batch, fixed)
+
+    monkeypatch.setattr(SynchronizedUpdate, "__call__", spy)
+    sebulba.train(config, topology=topology, progress=False)
+    spec = training.probe(training.default_make_env(config))
+    lowered = programs.lower(config, spec, topology)
+    ((update, times),) = lowered.update
+    assert times == 1
+    assert shapes(update.args_info[0]) == seen.shapes
+    program = inspect(update)
+    assert set(program.collectives) == {"all-reduce"}
+    params = jax.tree.leaves(update.args_info[0][0].params)
+    numbers = sum(math.prod(leaf.shape) for leaf in params)
+    # Gradients, and a few scalars of the logs.
+    assert 4 * numbers <= program.all_reduce_bytes <= 4 * numbers + 100
+    assert inspect(lowered.act).flops > 0
+
+
+def test_an_update_in_pieces() -> None:
+    config = tiny("vtrace-catch", num_microbatches=2)
+    topology = Topology.split(2, jax.devices()[:4])
+    lowered = programs.lower(config, training.probe(training.default_make_env(config)), topology)
+    assert [times for _, times in lowered.update] == [1, 1, 1]
+    first, second, last = (inspect(program) for program, _ in lowered.update)
+    assert first.all_reduce_bytes == second.all_reduce_bytes > 0 == last.all_reduce_bytes
+
+
+def test_replay_on_the_device_takes_memory() -> None:
+    config = tiny("r2d2-catch")
+    assert isinstance(config, R2D2Config)
+    topology = Topology.split(2, jax.devices()[:4])
+    spec = training.probe(training.default_make_env(config))
+    assert programs.lower(config, spec, topology).replay_bytes == 0
+    replay = dataclasses.replace(config.replay, placement="device", capacity=1000)
+    on_device = dataclasses.replace(config, replay=replay)
+    step = 4 * (10 * 5 + 3 + 1)  # Board, reward, discount, action; in float32 and int32.
+    least = step * config.unroll_length * 1000 // 2
+    assert programs.lower(on_device, spec, topology).replay_bytes > least
+
+
+# Reading the compiler
+
+
+def test_collectives_are_read_off_the_text() -> None:
+    text = """
+  %all-reduce.3 = (f32[18]{0:T(256)}, /*index=1*/f32[256,18]{0,1:T(8,128)}) all-reduce(%a, %b)
+  %get-tuple-element.4 = f32[18]{0} get-tuple-element(%all-reduce.3), index=0
+  %all-gather.1 = bf16[4,8]{1,0} all-gather(%c), dimensions={0}
+  %all-reduce-start.1 = f32[2]{0} all-reduce-start(%d)
+"""
+    found = [("all-reduce", 4 * (18 + 256 * 18)), ("all-gather", 2 * 32), ("all-reduce", 8)]
+    assert find_collectives(text) == found
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            "INTERNAL: RET_CHECK failure (a/b.cc:1879) count == target(kCore) On platforms with "
+            "limited routing include all\n\nmore",
+            "On platforms with limited routing include all",
+        ),
+        (
+            "INTERNAL: RET_CHECK failure (a/net.cc:23) id < kMax Unexpected device_id 12 [0:4] in "
+            "replica group (0,1,2,3,4,5)",
+            "Unexpected device_id 12 [0:4] in replica group (...)",
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory", "RESOURCE_EXHAUSTED: Ran out of memory"),
+        ("x" * 500, "x" * 107 + "..."),
+    ],
+)
+def test_a_reason_is_one_short_line(message: str, line: str) -> None:
+    assert reason(message) == line
+
+
+# Rates
+
+
+ACT = Program(flops=61.5e9, bytes=1e6, hbm=1, all_reduce_bytes=0, collectives={}, seconds=1.0)
+UPDATE = Program(flops=1e6, bytes=9e9, hbm=1, all_reduce_bytes=10**9, collectives={}, seconds=1.0)
+
+
+def test_rates_by_hand() -> None:
+    config = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=32, batch_size=64)
+    topology = Topology.split(4, jax.devices())
+    machine = Machine(tpu_slices.parse("v3-8"), frame_skip=4, steps_per_core=1000.0)
+    rates = estimate(config, topology, machine, ACT, UPDATE, 0)
+    assert rates.act_seconds == pytest.approx(1e-3)  # 61.5 G of 61.5 T operations/s.
+    # 9 GB of 450 GB/s; and 3/4 of 1 GB twice over 140 GB/s.
+    assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140)
+    assert rates.update_bound == "memory"
+    assert rates.acting == pytest.approx(4 * 4 * 32 / 1e-3)
+    assert rates.learning == pytest.approx(4 * 64 * 20 / (0.02 + 1.5 / 140))
+    assert rates.environments == pytest.approx(4 * 96 * 1000)
+    assert rates.frames == pytest.approx(rates.learning) and rates.bound == "learning"
+    assert rates.cores_per_host == pytest.approx(rates.learning / 4 / 1000)
+
+
+def test_averaging_over_hosts_takes_their_network() -> None:
+    """Within the host over ICI, and the gradient, twice, but for a quarter, over the hosts'."""
+    config = presets.get("vtrace-catch")
+    topology = dataclasses.replace(Topology.split(4, jax.devices(), averaging="hosts"), num_hosts=4)
+    machine = Machine(tpu_slices.parse("v3-32"), 1, 1e9)
+    rates = estimate(config, topology, machine, ACT, UPDATE, 10**9)
+    assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140 + 1.5 / 12.5)
+    assert rates.update_bound == "hosts' network"
+
+
+def test_shared_devices_do_both_in_turn() -> None:
+    config = presets.get("vtrace-catch")
+    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e9)
+    rates = estimate(config, Topology.shared(jax.devices()), machine, ACT, UPDATE, 0)
+    steps = config.batch_size * config.unroll_length
+    act_calls = steps / (8 * config.envs_per_actor)
+    seconds = rates.update_seconds + act_calls * rates.act_seconds
+    assert rates.acting == rates.learning == pytest.approx(steps / seconds)
+
+
+def test_r2d2_updates_as_often_as_the_replay_ratio_says() -> None:
+    config = presets.get("r2d2-atari")
+    assert isinstance(config, R2D2Config)
+    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e9)
+    rates = estimate(config, Topology.split(4, jax.devices()), machine, ACT, UPDATE, 0)
+    # 64 sequences for each 80 inserted, each of which took 40 steps.
+    assert rates.learning == pytest.approx(80 * 40 / rates.update_seconds)
+
+
+A, B, SHARED = "a0-l1,2,3", "a0,1-l2,3", "a0,1,2,3-l0,1,2,3"
+
+
+def row(layout: str, frames: float, changes: str = "") -> Row:
+    rates = Estimate(1, 1, "compute", frames, frames, 9e9, frames, "learning", 1)
+    return Row(layout, changes, act=ACT, update=UPDATE, estimate=rates)
+
+
+def test_recommendation() -> None:
+    refused = Row("a0-l1", "", "no such route")
+    assert plan.recommend([refused], "a0-l1") == (None, "the compiler refuses every layout")
+    best, why = plan.recommend([refused, row(A, 100), row(B, 50)], B)
+    assert best == A
+    assert why.startswith("100 frames/s, bound by learning") and f"next is {B}: 50" in why
+    # Equal as far as an estimate can tell: no changes first, then what training takes by itself.
+    assert plan.recommend([row(A, 100, "--x 1"), row(B, 99)], A)[0] == B
+    assert plan.recommend([row(A, 100), row(B, 99)], B)[0] == B
+    # Actors of shared devices wait for updates.
+    best, why = plan.recommend([row(A, 100), row(SHARED, 115)], A)
+    assert best == A and f"next is {SHARED}: 115" in why and "wait for updates" in why
+    assert plan.recommend([row(A, 100), row(SHARED, 140)], A)[0] == SHARED
+
+
+def test_sensible_layouts() -> None:
+    config = presets.get("vtrace-atari")
+    layouts = [t.layout for t in plan.sensible(config, jax.devices())]
+    assert layouts == [
+        "a0,1,2,3,4,5-l6,7",
+        "a0,1,2,3-l4,5,6,7",
+        "a0,1-l2,3,4,5,6,7",
+        "a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7",
+    ]
+    only = dataclasses.replace(config, num_inference_devices=4)
+    layouts = [t.layout for t in plan.sensible(only, jax.devices())]
+    assert layouts == ["a0,1,2,3-l4,5,6,7", "a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7"]
+    assert [t.layout for t in plan.sensible(config, jax.devices()[:1])] == ["a0-l0"]
+
+
+def test_sizes_are_rounded_up_to_what_the_learners_divide() -> None:
+    three = Topology.split(1, jax.devices()[:4])
+    config = dataclasses.replace(presets.get("vtrace-atari"), batch_size=64)
+    fitted = plan.fit(config, three)
+    assert (fitted.envs_per_actor, fitted.batch_size) == (33, 66)
+    assert plan.fit(config, Topology.split(2, jax.devices()[:4])) == config
+    r2d2 = plan.fit(presets.get("r2d2-atari"), three)
+    assert isinstance(r2d2, R2D2Config)
+    assert (r2d2.envs_per_actor, r2d2.batch_size) == (66, 66)
+    pieces = dataclasses.replace(config, envs_per_actor=16, num_microbatches=16)
+    fitted = plan.fit(pieces, Topology.split(2, jax.devices()[:4]))
+    assert (fitted.envs_per_actor, fitted.batch_size) == (32, 128)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "--slice", "v3-8"], "preset must come first"),
+        (["plan", "vtrace-catch"], "slice '' is unknown"),
+        (["plan", "vtrace-catch", "--slice", "v5e-3"], "v5e-4, v5e-8"),
+        (["plan", "vtrace-catch", "--slice", "v3-8", "--batch-size", "33"], "batch_size 33"),
+    ],
+)
+def test_wrong_input(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--help"])
+    assert end.value.code == 0 and "--slice NAME" in capsys.readouterr().out
+
+
+def test_without_the_compiler_the_survey_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(ConfigError, match=r"sebulba\[tpu\].*v5e-16 accepts a0-l1,2,3"):
+        plan.make(presets.get("vtrace-catch"), "v5e-16")
+
+
+def run_plan(*words: str) -> dict[str, Any]:
+    """The TPU compiler in a process of its own, since loading it changes the process for good."""
+    pytest.importorskip("libtpu", reason=NEEDS_LIBTPU)
+    result = subprocess.run(
+        [sys.executable, "-m", "sebulba", "plan", *words, "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr
+    made: dict[str, Any] = json.loads(result.stdout)
+    return made
+
+
+def test_a_small_network_on_a_slice_that_refuses_splits() -> None:
+    made = run_plan("vtrace-catch", "--slice", "v5litepod-32", "--num-inference", "2")
+    split, shared = made["rows"]
+    assert split["layout"] == "a0,1-l2,3" and "limited ICI routing" in split["refused"]
+    assert shared["layout"] == "a0,1,2,3-l0,1,2,3" and shared["refused"] is None
+    assert made["chosen"] == made["recommended"] == shared["layout"]
+    assert (made["slice"], made["hosts"], made["devices_per_host"]) == ("v5e-32", 8, 4)
+    assert set(shared["update"]["collectives"]) == {"all-reduce"}
+    assert 0 < shared["hbm"] < made["hbm_bytes"]
+
+
+def hand_count(config: Config, num_actions: int) -> float:
+    """Operations of the deep network's forward pass on one frame: two for each multiplication."""
+    side, channels, total = 84, config.network.frame_stack, 0.0
+    for features in (16, 32, 32):
+        total += 2 * side**2 * 9 * channels * features
+        side, channels = -(-side // 2), features
+        total += 4 * 2 * side**2 * 9 * channels**2
+    inputs = side**2 * channels
+    for size in config.network.hidden_sizes:
+        total += 2 * inputs * size
+        inputs = size
+    return total + 2 * inputs * (num_actions + 1)
+
+
+def check_against_hand_count(made: dict[str, Any]) -> None:
+    config = presets.get("vtrace-atari")
+    frame = hand_count(config, num_actions=18)
+    rows = [row for row in made["rows"] if row["refused"] is None and not row["changes"]]
+    assert rows
+    for found in rows:
+        learners = len(found["layout"].split("-l")[1].split(","))
+        assert found["act"]["flops"] == pytest.approx(config.envs_per_actor * frame, rel=0.1)
+        frames = (config.unroll_length + 1) * config.batch_size / learners
+        # Forward, and twice as much backward, but for the gradient of the pixels.
+        first_layer = 2 * 84**2 * 9 * config.network.frame_stack * 16
+        expected = frames * (3 * frame - first_layer)
+        assert found["update"]["flops"] == pytest.approx(expected, rel=0.1)
+
+
+surveyed = pytest.mark.skipif(
+    not RESULTS.exists(), reason="benchmarks/tpu_compile.py has not written its table yet"
+)
+
+
+@surveyed
+def test_operations_in_the_results_agree_with_a_hand_count() -> None:
+    plans = {(p["preset"], p["slice"]): p for p in json.loads(RESULTS.read_text())["plans"]}
+    check_against_hand_count(plans["vtrace-atari", "v3-8"])
+
+
+@surveyed
+@pytest.mark.parametrize("preset", ["vtrace-atari", "r2d2-atari"])
+def test_the_results_have_every_slice(preset: str) -> None:
+    plans = {(p["preset"], p["slice"]): p for p in json.loads(RESULTS.read_text())["plans"]}
+    for name in ("v3-8", "v3-32", "v4-4096", "v5p-16", "v5e-8", "v5e-16", "v5e-32", "v6e-32"):
+        made = plans[preset, name]
+        rows = {found["layout"]: found for found in made["rows"]}
+        chosen = rows[made["chosen"]]
+        assert chosen["refused"] is None and made["recommended"] is not None
+        assert chosen["hbm"] < made["hbm_bytes"]
+        for found in made["rows"]:
+            if found["refused"] is None:
+                assert set(found["update"]["collectives"]) == {"all-reduce"}, (name, found)
+
+
+@pytest.mark.slow
+def test_operations_agree_with_a_hand_count() -> None:
+    made = run_plan("vtrace-atari", "--slice", "v3-8", "--num-inference", "4")
+    check_against_hand_count(made)
+    assert made["recommended"] and "frames/s, bound by" in made["why"]
+
+
+def test_the_table_says_everything() -> None:
+    made = plan.Plan(
+        *("vtrace-catch", "sebulba/Catch", "v5e-16", "4x4", 4, 4, 112, 2.0**34, 1500.0),
+        {"libtpu": "1", "jax": "2"},
+        [row("a0-l1,2,3", 2e6, "--envs-per-actor 33"), Row("a0,1-l2,3", "", "no such route")],
+        *(
+            "a0-l1,2,3",
+            "a0-l1,2,3, since a0,1-l2,3 fails: no such route",
+            "a0-l1,2,3",
+            "it is fast",
+        ),
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(plan_table.render(made))
+    text = console.file.getvalue()
+    for part in (
+        "a0,1-l2,3 does not compile: no such route",
+        "a0-l1,2,3 needs --envs-per-actor 33",
+        "61.5 G",
+        "2 M",
+        "estimates",
+        "a0-l1,2,3 is recommended: it is fast.",
+    ):
+        assert part in text, text
+
+
+def test_the_survey_names_are_the_slices() -> None:
+    assert placement.surveyed("v3-8").startswith("v3-8 accepts a0-l1,2,3,4,5,6,7")

@@ -1,0 +1,263 @@
+"""Evaluation: whole episodes, each environment its share, true returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from whole_runs import on, tiny
+
+import sebulba
+from sebulba import ActorOutput, ConfigError, Evaluation, algorithms, envs
+from sebulba.config import CheckpointConfig, VTraceConfig
+from sebulba.rundir.directory import load_config
+from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
+
+
+class Known:
+    """Environment i has episodes of i + 1 steps, each with a reward of 1 + the action."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.spec = EnvSpec(ArraySpec((1,), np.dtype(np.float32)), DiscreteSpec(2), num_envs)
+        self.closed = False
+        self._time = np.zeros(num_envs, np.int64)
+
+    def reset(self) -> Timestep:
+        return self._timestep(np.ones(len(self._time), bool), np.zeros(len(self._time)))
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        first = self._time == np.arange(len(self._time)) + 1
+        self._time = np.where(first, 0, self._time + 1)
+        return self._timestep(first, np.where(first, 0, 1 + action))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _timestep(self, first: Any, reward: Any) -> Timestep:
+        last = self._time == np.arange(len(self._time)) + 1
+        observation = np.zeros((len(first), 1), np.float32)
+        discount = np.where(last, 0, 1).astype(np.float32)
+        return Timestep(observation, reward.astype(np.float32), discount, first)
+
+
+class Always:
+    """An agent that takes one action."""
+
+    def __init__(self, action: int) -> None:
+        self._action = action
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ()
+
+    def act(self, params: Any, key: Any, timestep: Timestep, state: Any) -> Any:
+        action = jnp.full(timestep.first.shape, self._action, jnp.int32)
+        return ActorOutput(action, ()), state
+
+
+@pytest.mark.parametrize("action", [0, 1])
+@pytest.mark.parametrize(
+    ("episodes", "shares"), [(1, [1]), (3, [1, 1, 1]), (70, [3] * 6 + [2] * 26)]
+)
+def test_every_environment_plays_its_share(episodes: int, shares: list[int], action: int) -> None:
+    result = sebulba.evaluate(Always(action), {}, Known, episodes)
+    lengths = np.repeat(np.arange(len(shares)) + 1, shares)
+    np.testing.assert_array_equal(np.sort(result.lengths), lengths)
+    np.testing.assert_array_equal(result.returns, result.lengths * (1 + action))
+
+
+def test_summary() -> None:
+    returns = np.array([3.0, -1.0, 0.0, 10.0])
+    summary = Evaluation(returns, np.array([1, 2, 3, 4])).summary()
+    assert summary == {
+        "episodes": 4,
+        "mean": 3.0,
+        # Deviations 0, 4, 3 and 7 from the mean; 3 degrees of freedom; the root of 4 episodes.
+        "standard_error": pytest.approx(np.sqrt(74 / 3) / 2),
+        "median": 1.5,
+        "minimum": -1.0,
+        "maximum": 10.0,
+        "length_mean": 2.5,
+    }
+
+
+def test_one_episode_has_no_standard_error() -> None:
+    summary = Evaluation(np.array([3.0]), np.array([5])).summary()
+    assert np.isnan(summary["standard_error"]) and summary["mean"] == 3
+
+
+@pytest.mark.parametrize("episodes", [0, -3])
+def test_number_of_episodes_must_be_above_0(episodes: int) -> None:
+    with pytest.raises(ConfigError, match=f"episodes is {episodes}: it must be above 0"):
+        sebulba.evaluate(Always(0), {}, Known, episodes)
+
+
+def test_environments_are_closed_also_after_a_failure() -> None:
+    made = []
+
+    class Breaks(Known):
+        def step(self, action: Any) -> Timestep:
+            raise RuntimeError("broken on purpose")
+
+    def make_env(num_envs: int, seed: int) -> Known:
+        made.append(Breaks(num_envs, seed))
+        return made[-1]
+
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        sebulba.evaluate(Always(0), {}, make_env, 2)
+    assert made[0].closed
+
+
+def actions_of(greedy: bool, seed: int) -> list[int]:
+    """Actions of a policy with the probabilities 0.4, 0.3 and 0.3, in 4 x 60 steps."""
+    taken: list[int] = []
+
+    class Recorded(envs.Catch):
+        started = False
+
+        def reset(self) -> Timestep:
+            # Which calls ``step`` itself.
+            timestep = super().reset()
+            self.started = True
+            return timestep
+
+        def step(self, action: Any) -> Timestep:
+            if self.started:
+                taken.extend(np.asarray(action).tolist())
+            return super().step(action)
+
+    agent = algorithms.make_agent(
+        tiny(), envs.Catch(1, 0).spec, acts="greedily" if greedy else "evaluating"
+    )
+    params = jax.tree.map(jnp.zeros_like, agent.init(jax.random.key(0)))
+    params["PolicyValueHeads_0"]["Dense_0"]["bias"] = jnp.log(jnp.array([0.3, 0.4, 0.3]))
+    sebulba.evaluate(agent, params, Recorded, 24, seed=seed)
+    return taken
+
+
+def test_greedy_takes_the_most_probable_action_and_sampling_all() -> None:
+    assert set(actions_of(greedy=True, seed=0)) == {1}
+    sampled = actions_of(greedy=False, seed=0)
+    assert 0.25 < sampled.count(1) / len(sampled) < 0.55
+    assert set(sampled) == {0, 1, 2}
+
+
+def test_the_seed_decides() -> None:
+    assert actions_of(False, seed=1) == actions_of(False, seed=1) != actions_of(False, seed=2)
+
+
+def test_a_run_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
+    config = tiny(out=tmp_path, seed=5)
+    trained = sebulba.train(config, progress=False, topology=on(4, 2))
+    result = sebulba.evaluate_run(tmp_path, 40, seed=7)
+    assert result.update == trained.updates
+    direct = sebulba.evaluate(trained.agent, trained.params, envs.Catch, 40, seed=7)
+    np.testing.assert_array_equal(result.returns, direct.returns)
+    np.testing.assert_array_equal(result.lengths, direct.lengths)
+
+
+def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
+    config = tiny(out=tmp_path, checkpoint=CheckpointConfig(interval=3))
+    sebulba.train(config, progress=False, topology=on(1))
+    assert sebulba.evaluate_run(tmp_path, 1, checkpoint=6).update == 6
+    with pytest.raises(ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*--check"):
+        sebulba.evaluate_run(tmp_path, 1, checkpoint=4)
+
+
+def test_a_run_that_wrote_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1))
+    for checkpoint in (tmp_path / "checkpoints").iterdir():
+        checkpoint.rename(checkpoint.with_name(checkpoint.name + ".orbax-checkpoint-tmp"))
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        sebulba.evaluate_run(tmp_path, 1)
+
+
+def test_recurrent_agents_see_their_own_actions(tmp_path: Path) -> None:
+    network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
+    sebulba.train(tiny(out=tmp_path, network=network), progress=False, topology=on(1))
+    assert len(sebulba.evaluate_run(tmp_path, 3, greedy=True).returns) == 3
+
+
+def lstm(**fields: Any) -> sebulba.VTraceConfig:
+    network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
+    return tiny(network=network, **fields)
+
+
+def catch_with_the_last_action(num_envs: int, seed: int) -> Env:
+    return envs.PreviousAction(envs.Catch(num_envs, seed))
+
+
+class Wrapper:
+    """Any wrapper around an environment whose observations have the action already."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        env = catch_with_the_last_action(num_envs, seed)
+        self.spec, self.reset, self.step, self.close = env.spec, env.reset, env.step, env.close
+
+
+@pytest.mark.parametrize("make_env", [envs.Catch, catch_with_the_last_action, Wrapper])
+def test_an_lstm_sees_the_last_action_of_environments_of_ones_own(make_env: MakeEnv) -> None:
+    result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=make_env)
+    usual = sebulba.train(lstm(), progress=False, topology=on(1))
+    shapes = [jax.tree.map(jnp.shape, params) for params in (result.params, usual.params)]
+    assert shapes[0] == shapes[1]
+    assert len(sebulba.evaluate(result.agent, result.params, result.make_env, 3).returns) == 3
+
+
+def test_a_run_in_environments_of_ones_own_is_evaluated_in_them(tmp_path: Path) -> None:
+    result = sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), make_env=Known)
+    evaluation = sebulba.evaluate_run(tmp_path, 3, make_env=Known)
+    assert evaluation.update == result.updates
+    assert sorted(evaluation.lengths) == [1, 2, 3]
+    with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
+        sebulba.evaluate_run(tmp_path, 3)
+    again = dataclasses.replace(load_config(tmp_path), resume=True, total_steps=10_000)
+    with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
+        sebulba.train(again, progress=False, topology=on(1))
+    more = sebulba.train(again, progress=False, topology=on(1), make_env=Known)
+    assert more.updates > result.updates
+
+
+def test_a_run_with_an_agent_of_ones_own_is_evaluated_with_it(tmp_path: Path) -> None:
+    agent = sebulba.train(tiny(), progress=False, topology=on(1)).agent
+    sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), agent=agent)
+    assert len(sebulba.evaluate_run(tmp_path, 3, agent=agent).returns) == 3
+    with pytest.raises(ConfigError, match=r"greedy is True, but PolicyAgent chooses"):
+        sebulba.evaluate_run(tmp_path, 3, agent=agent, greedy=True)
+
+
+def test_a_run_that_trains_may_remove_the_checkpoint_meanwhile(tmp_path: Path) -> None:
+    result = sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), make_env=Known)
+
+    class Removing(Known):
+        def step(self, action: Any) -> Timestep:
+            shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+            return super().step(action)
+
+    evaluation = sebulba.evaluate_run(str(tmp_path), 3, make_env=Removing)
+    assert evaluation.update == result.updates
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnConfig(VTraceConfig):
+    """A class that this library does not know."""
+
+    more: int = 3
+
+
+def test_a_run_with_a_config_of_ones_own_class_is_resumed_and_evaluated(tmp_path: Path) -> None:
+    config = OwnConfig(**vars(tiny(out=tmp_path)), more=5)
+    result = sebulba.train(config, progress=False, topology=on(1))
+    with pytest.raises(ConfigError, match=r"'OwnConfig' is unknown.*as config_class"):
+        sebulba.evaluate_run(tmp_path, 3)
+    assert len(sebulba.evaluate_run(tmp_path, 3, config_class=OwnConfig).returns) == 3
+    saved = load_config(tmp_path, OwnConfig)
+    assert isinstance(saved, OwnConfig) and saved.more == 5
+    again = dataclasses.replace(saved, resume=True, total_steps=2 * config.total_steps)
+    assert sebulba.train(again, progress=False, topology=on(1)).updates > result.updates

@@ -1,0 +1,425 @@
+"""The first failure ends the run within seconds, as it was, and leaves no thread behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
+
+import sebulba
+from sebulba import algorithms
+from sebulba.agents import distributions
+from sebulba.config import CheckpointConfig, VTraceConfig
+from sebulba.learners import VTraceLearner
+from sebulba.metrics.writer import MetricsWriter
+from sebulba.rundir.checkpoint import Checkpointer
+from sebulba.rundir.directory import checkpoints_in
+from sebulba.runtime import threads
+from sebulba.types import Env, Timestep
+
+SECONDS = 20.0
+"""Less than a wait without end would take; more than a busy machine needs to write a checkpoint."""
+SLOW = pytest.mark.parametrize("slow", [False, True], ids=["fast learner", "slow learner"])
+LONG = 100_000
+
+
+class Broken(Exception):
+    """What the broken parts raise."""
+
+
+class Clock:
+    """Notes when something breaks; the run must have ended within ``SECONDS`` of it."""
+
+    def __init__(self) -> None:
+        self.broke_at = 0.0
+
+    def breaks(self) -> None:
+        self.broke_at = time.monotonic()
+        raise Broken("broken on purpose")
+
+    def check(self) -> None:
+        assert self.broke_at, "nothing broke"
+        assert time.monotonic() - self.broke_at < SECONDS
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    yield clock
+    clock.check()
+
+
+def run(config: VTraceConfig, *, slow: bool = False, **parts: Any) -> Any:
+    parts.setdefault("make_env", HookedEnvs())
+    if slow:
+        # From shortly before what the tests break or send on.
+        sleepy = hooked_learner(config, lambda update: time.sleep(update >= 12))
+        parts.setdefault("make_learner", sleepy)
+    parts.setdefault("topology", on(1))
+    return sebulba.train(config, progress=False, **parts)
+
+
+def notes(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    return "\n".join(getattr(caught.value, "__notes__", []))
+
+
+def assert_raised_in(caught: pytest.ExceptionInfo[BaseException], function: str) -> None:
+    assert function in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def fail_at(clock: Clock, actor: int, steps: int) -> Callable[[HookedEnv], None]:
+    def fail(env: HookedEnv) -> None:
+        if env.actor == actor and env.steps == steps:
+            clock.breaks()
+
+    return fail
+
+
+@SLOW
+def test_environment_raises_at_a_step(clock: Clock, slow: bool) -> None:
+    with pytest.raises(Broken) as caught:
+        made = HookedEnvs(on_step=fail_at(clock, 1, steps=43))
+        run(tiny(total_steps=LONG), slow=slow, make_env=made)
+    assert_raised_in(caught, "fail")
+    assert "in thread actor-" in notes(caught)
+    assert f"on device {jax.devices()[0]}, unroll 8" in notes(caught)
+    assert all(env.closed for env in made.made)
+
+
+def test_the_note_names_the_device_that_acted(clock: Clock) -> None:
+    config = tiny(total_steps=LONG, actors_per_device=1)
+    with pytest.raises(Broken) as caught:
+        fail = fail_at(clock, 1, steps=43)
+        run(config, make_env=HookedEnvs(on_step=fail), topology=on(4, 2))
+    names = {f"thread actor-{n} on device {jax.devices()[n]}, unroll 8" for n in (0, 1)}
+    assert sum(name in notes(caught) for name in names) == 1
+
+
+@SLOW
+def test_environment_raises_at_reset(clock: Clock, slow: bool) -> None:
+    with pytest.raises(Broken) as caught:
+        made = HookedEnvs(on_reset=fail_at(clock, 0, steps=0))
+        run(tiny(total_steps=LONG), slow=slow, make_env=made)
+    assert_raised_in(caught, "reset")
+    assert "unroll 0" in notes(caught)
+    assert all(env.closed for env in made.made)
+
+
+@SLOW
+def test_environment_of_one_actor_cannot_be_made(clock: Clock, slow: bool) -> None:
+    made = HookedEnvs()
+
+    def make_env(num_envs: int, seed: int) -> Env:
+        if made.made:
+            clock.breaks()
+        return made(num_envs, seed)
+
+    with pytest.raises(Broken) as caught:
+        run(tiny(total_steps=LONG), slow=slow, make_env=make_env)
+    assert_raised_in(caught, "make_env")
+    assert "in thread actor-" in notes(caught)
+
+
+def test_no_environment_can_be_made_at_all(clock: Clock, tmp_path: Path) -> None:
+    def make_env(num_envs: int, seed: int) -> Env:
+        clock.breaks()
+        raise AssertionError
+
+    with pytest.raises(Broken) as caught:
+        run(tiny(out=tmp_path / "run"), make_env=make_env)
+    assert_raised_in(caught, "make_env")
+    assert not (tmp_path / "run").exists()
+
+
+@SLOW
+def test_agent_raises_while_it_acts(clock: Clock, slow: bool) -> None:
+    config = tiny(total_steps=LONG)
+    agent = algorithms.make_agent(config, HookedEnvs()(1, 0).spec)
+    calls = iter(range(10**6))
+
+    def check(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if next(calls) == 20:
+            clock.breaks()
+        return action
+
+    class Agent:
+        init, initial_state, unroll = agent.init, agent.initial_state, agent.unroll
+
+        def act(self, params: Any, key: Any, timestep: Any, state: Any) -> Any:
+            output, state = agent.act(params, key, timestep, state)
+            action = jax.pure_callback(check, output.action, output.action)
+            return output._replace(action=action), state
+
+    with pytest.raises(Exception, match="broken on purpose") as caught:
+        run(config, slow=slow, agent=Agent())
+    assert "in thread actor-" in notes(caught)
+
+
+def test_agent_that_cannot_be_compiled(clock: Clock) -> None:
+    config = tiny()
+    agent = algorithms.make_agent(config, HookedEnvs()(1, 0).spec)
+
+    class Agent:
+        init, initial_state, unroll = agent.init, agent.initial_state, agent.unroll
+
+        def act(self, params: Any, key: Any, timestep: Any, state: Any) -> Any:
+            clock.breaks()
+
+    with pytest.raises(Broken) as caught:
+        run(config, agent=Agent())
+    assert_raised_in(caught, "act")
+
+
+@SLOW
+def test_learner_raises_at_an_update(clock: Clock, slow: bool) -> None:
+    def before_update(update: int) -> None:
+        time.sleep(slow and update > 0)
+        if update == 2:
+            clock.breaks()
+
+    config = tiny(total_steps=LONG)
+    with pytest.raises(Broken) as caught:
+        run(config, make_learner=hooked_learner(config, before_update))
+    assert_raised_in(caught, "before_update")
+    assert "in the learner, update 2" in notes(caught)
+
+
+@SLOW
+def test_metrics_cannot_be_written(
+    clock: Clock, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MetricsWriter, "write", lambda self, row: clock.breaks())
+    with pytest.raises(Broken) as caught:
+        run(tiny(total_steps=LONG, out=tmp_path / "run"), slow=slow)
+    assert_raised_in(caught, "breaks")
+
+
+@SLOW
+def test_checkpoint_cannot_be_written(slow: bool, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    broke_at = []
+
+    def before_update(update: int) -> None:
+        if slow and broke_at:
+            time.sleep(1)
+        if update == 29:
+            shutil.rmtree(checkpoints_in(out))
+            checkpoints_in(out).write_text("a file, where a directory should be")
+            broke_at.append(time.monotonic())
+
+    every = CheckpointConfig(interval=30)
+    config = tiny(total_steps=LONG, out=out, log_every=10**6, checkpoint=every)
+    with pytest.raises(OSError) as caught:
+        run(config, make_learner=hooked_learner(config, before_update))
+    assert time.monotonic() - broke_at[0] < SECONDS
+    assert str(checkpoints_in(out)) in str(caught.value)
+
+
+@SLOW
+def test_checkpoint_fails_in_the_background(
+    clock: Clock, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = iter(range(10**6))
+    monkeypatch.setattr(Checkpointer, "check", lambda self: next(checks) < 13 or clock.breaks())
+    with pytest.raises(Broken):
+        run(tiny(total_steps=2000, out=tmp_path, log_every=10**6), slow=slow)
+
+
+def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
+    state = {"weights": jnp.arange(1_000_000.0)}
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, state, state, {})
+    checkpoints._manager.wait_until_finished()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        deadline = time.monotonic() + SECONDS
+        with pytest.raises(ValueError, match="Error writing"):
+            checkpoints.save(2, state, state, {})
+            while time.monotonic() < deadline:
+                checkpoints.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        checkpoints.close()
+    assert Checkpointer(tmp_path).turns() == [1]
+
+
+def test_actors_stop_within_one_step_of_their_environment() -> None:
+    late = []
+    there = threading.Event()
+
+    def slow(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 12:
+            there.wait(SECONDS)
+            raise Broken
+        if env.actor == 1 and env.steps >= 12:
+            late.append(env.steps)
+            there.set()
+            time.sleep(1)
+
+    with pytest.raises(Broken):
+        run(tiny(total_steps=LONG, unroll_length=100), make_env=HookedEnvs(on_step=slow))
+    assert len(late) <= 2
+
+
+def test_the_learner_is_closed_after_the_actors_where_one_fails(clock: Clock) -> None:
+    closed = []
+
+    class Closing(VTraceLearner):
+        def close(self) -> None:
+            actors = [t.name for t in threading.enumerate() if t.name.startswith("actor-")]
+            closed.append(actors)
+
+    config = tiny(total_steps=LONG)
+
+    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Closing:
+        return Closing(config, agent, distributions.make(spec.action), optimizer, topology)
+
+    with pytest.raises(Broken):
+        run(
+            config,
+            make_env=HookedEnvs(on_step=fail_at(clock, 0, 23)),
+            make_learner=make_learner,
+        )
+    assert closed == [[]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@SLOW
+def test_signal_saves_and_ends(number: int, slow: bool, tmp_path: Path) -> None:
+    sent_at = []
+
+    def send(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 41:
+            sent_at.append(time.monotonic())
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    config = tiny(total_steps=LONG, out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, slow=slow, make_env=HookedEnvs(on_step=send))
+    assert time.monotonic() - sent_at[0] < SECONDS
+    assert signal.getsignal(number) is before
+    last = rows_of(tmp_path)[-1]
+    saved = Checkpointer(checkpoints_in(tmp_path))
+    assert saved.latest() == last["update"]
+    resumed = run(tiny(total_steps=last["steps"] + 40, out=tmp_path, resume=True))
+    assert resumed.updates > last["update"]
+
+
+def test_signal_before_the_first_update(tmp_path: Path) -> None:
+    def interrupt(env: HookedEnv) -> None:
+        if env.actor == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(out=tmp_path), make_env=HookedEnvs(on_reset=interrupt))
+    assert run(tiny(out=tmp_path, resume=True)).updates > 0
+
+
+def test_second_signal_ends_a_learner_that_hangs() -> None:
+    def hang(update: int) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+
+    config = tiny()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(config, make_learner=hooked_learner(config, hang))
+    assert time.monotonic() - start < 30
+
+
+def test_stuck_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.ThreadGroup.__init__, "__defaults__", (0.5,))
+    release = threading.Event()
+
+    def stick(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 20:
+            signal.raise_signal(signal.SIGINT)
+            release.wait()
+
+    try:
+        with (
+            pytest.warns(RuntimeWarning, match=r"threads \['actor-\d'\] did not end"),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            run(tiny(total_steps=LONG), make_env=HookedEnvs(on_step=stick))
+    finally:
+        release.set()
+
+
+def test_run_from_another_thread_needs_no_signals() -> None:
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tiny())))
+    thread.start()
+    thread.join()
+    assert results[0].updates > 0
+
+
+class OneBadReward(HookedEnv):
+    """Catch with a reward that is not a number in its 30th step."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        super().__init__(num_envs, seed, 0, lambda env: None, lambda env: None)
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        timestep = super().step(action)
+        return timestep._replace(reward=timestep.reward * (np.nan if self.steps == 30 else 1))
+
+
+def test_an_optimizer_may_leave_out_what_is_not_finite() -> None:
+    patient = optax.apply_if_finite(optax.sgd(1e-3), 3)
+    result = run(tiny(total_steps=800), optimizer=patient, make_env=OneBadReward)
+    assert any(np.isnan(row["loss"]) for row in result.metrics)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: Path) -> None:
+    class Silent(VTraceLearner):
+        def update(self, state: Any) -> Any:
+            state, _ = super().update(state)
+            return jax.tree.map(lambda leaf: leaf * jnp.nan, state), {}
+
+    config = tiny(total_steps=2000, out=tmp_path, checkpoint=CheckpointConfig(interval=3))
+
+    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Silent:
+        policy = distributions.make(spec.action)
+        return Silent(config, agent, policy, optimizer, topology)
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        run(config, make_learner=make_learner)
+    assert (
+        not checkpoints_in(tmp_path).exists() or not Checkpointer(checkpoints_in(tmp_path)).turns()
+    )
+
+
+def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
+    def update(grads: Any, count: Any, params: Any = None) -> Any:
+        step = jnp.where(count < 7, -1e-3, jnp.nan)
+        return jax.tree.map(lambda leaf: step * leaf, grads), count + 1
+
+    breaks = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    config = tiny(
+        total_steps=2000, out=tmp_path, log_every=10**6, checkpoint=CheckpointConfig(interval=3)
+    )
+    with pytest.raises(FloatingPointError, match=r"not finite by update 9: .*learning-rate"):
+        run(config, optimizer=breaks)
+    saved = Checkpointer(checkpoints_in(tmp_path))
+    assert saved.turns() == [3, 6]
+    assert rows_of(tmp_path)[-1]["loss"] is None

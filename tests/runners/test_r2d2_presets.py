@@ -1,0 +1,67 @@
+"""What R2D2's presets learn. Minutes, so run with -m slow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from whole_runs import on
+
+import sebulba
+from sebulba import presets
+from sebulba.agents.reference import QAgent
+from sebulba.runners.training import default_make_env, probe
+from sebulba.types import Timestep
+
+pytestmark = pytest.mark.slow
+
+
+class ForgetfulAgent(QAgent):
+    """Its recurrent state is zeroed before every step, in acting and in learning."""
+
+    def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
+        every = timesteps._replace(first=jnp.ones_like(timesteps.first))
+        return super().unroll(params, every, state)
+
+
+def evaluated(config: sebulba.Config, params: Any, kind: type[QAgent] = QAgent) -> float:
+    make_env = default_make_env(config)
+    agent = kind(config.network, probe(make_env))
+    return float(sebulba.evaluate(agent, params, make_env, 100).returns.mean())
+
+
+def train(name: str, seed: int = 0, topology: sebulba.Topology | None = None) -> Any:
+    config = dataclasses.replace(presets.get(name), seed=seed)
+    return sebulba.train(config, topology=topology or on(1), progress=False)
+
+
+@pytest.mark.parametrize(("num_devices", "num_inference"), [(1, None), (2, 1), (4, 2)])
+def test_catch(num_devices: int, num_inference: int | None) -> None:
+    result = train("r2d2-catch", topology=on(num_devices, num_inference))
+    assert evaluated(result.config, result.params) >= 0.95
+
+
+def test_memory_needs_the_recurrent_state() -> None:
+    """Rewards are +1 or -1, so 100 episodes of chance are within 0.4 of 0 by four deviations."""
+    result = train("r2d2-memory")
+    assert evaluated(result.config, result.params) >= 0.95
+    assert abs(evaluated(result.config, result.params, ForgetfulAgent)) <= 0.4
+
+
+def test_memory_is_not_learned_without_the_recurrent_state() -> None:
+    config = presets.get("r2d2-memory")
+    spec = probe(default_make_env(config))
+    result = sebulba.train(
+        config, agent=ForgetfulAgent(config.network, spec), topology=on(1), progress=False
+    )
+    assert abs(evaluated(result.config, result.params, ForgetfulAgent)) <= 0.4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cartpole(seed: int) -> None:
+    """The actors' returns, exploring ones included, reach 475; the policy alone keeps it."""
+    result = train("r2d2-cartpole", seed)
+    assert max(row.get("episode_return_mean_100", 0) for row in result.metrics) >= 475
+    assert evaluated(result.config, result.params) >= 475

@@ -1,0 +1,283 @@
+"""Whole runs of R2D2: their metrics, their repetition, their replay in checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from whole_runs import HookedEnv, HookedEnvs, assert_same, hooked_learner, on, rows_of
+
+import sebulba
+from sebulba import R2D2Config, algorithms, inference
+from sebulba.cli import main as cli
+from sebulba.config import NetworkConfig, OptimizerConfig, ReplayCheckpointConfig, ReplayConfig
+from sebulba.learners import R2D2Learner
+from sebulba.rundir.checkpoint import Checkpointer
+from sebulba.rundir.directory import checkpoints_in
+
+EXTRA_KEYS = {
+    "replay_size",
+    "replay_ratio",
+    "priority_quantile_10",
+    "priority_quantile_50",
+    "priority_quantile_90",
+    "q_mean",
+    "td_error",
+    "importance_weight_mean",
+    "epsilon_min",
+    "epsilon_max",
+    "loss",
+    "gradient_norm",
+}
+
+
+def tiny(**changes: Any) -> R2D2Config:
+    """60 steps a turn, one update a turn; without a recurrent core, which takes long to compile."""
+    config = R2D2Config(
+        env="sebulba/Catch",
+        total_steps=1000,
+        actors_per_device=2,
+        envs_per_actor=12,
+        batch_size=12,
+        unroll_length=5,
+        sequence_length=10,
+        burn_in=4,
+        n_step=3,
+        batch_size=12,
+        target_update_period=3,
+        log_every=2,
+        network=NetworkConfig(hidden_sizes=(8,), core_size=8),
+        optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, decay_to_zero=False),
+        replay=ReplayConfig(capacity=120, min_size=48),
+    )
+    replay = {name: changes.pop(name) for name in ("placement", "ratio") if name in changes}
+    changes.setdefault("replay", dataclasses.replace(config.replay, **replay))
+    return dataclasses.replace(config, **changes)
+
+
+def train(config: R2D2Config, num_devices: int = 1, **parts: Any) -> sebulba.TrainResult:
+    return sebulba.train(config, topology=on(num_devices), progress=False, **parts)
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "changes"),
+    [
+        (1, {"placement": "device", "ratio": 0.5}),
+        (2, {"placement": "host", "num_microbatches": 2, "core": "lstm"}),
+        (4, {"placement": "device", "num_microbatches": 2}),
+        (4, {"placement": "host"}),
+    ],
+)
+def test_metrics(num_devices: int, changes: dict[str, Any], tmp_path: Path) -> None:
+    core = changes.pop("core", "none")
+    network = NetworkConfig(hidden_sizes=(8,), core_size=8, core=core)
+    config = tiny(out=tmp_path / "run", network=network, **changes)
+    result = train(config, num_devices)
+    rows = rows_of(tmp_path / "run")
+    assert rows[-1]["update"] == result.updates > 4
+    last = rows[-1]
+    assert last.keys() >= EXTRA_KEYS
+    assert all(np.isfinite(last[name]) for name in EXTRA_KEYS)
+    assert rows[0]["replay_size"] == 0 and last["replay_size"] == 120
+    # Less than one update is left to do.
+    assert (
+        config.replay.samples_per_insert - 0.1
+        < last["replay_ratio"]
+        <= config.replay.samples_per_insert
+    )
+    quantiles = [last[f"priority_quantile_{q}"] for q in (10, 50, 90)]
+    assert quantiles == sorted(quantiles) and quantiles[0] > 0
+    assert last["epsilon_max"] == pytest.approx(0.4)
+    assert last["epsilon_min"] == pytest.approx(0.4**8)
+
+
+def test_updates_before_learning_starts_and_after() -> None:
+    """Two unrolls of each actor complete no sequence; then 12 a turn; learning starts at 48."""
+    result = train(tiny(log_every=1, total_steps=800, samples_per_insert=0.5))
+    sizes = [row["replay_size"] for row in result.metrics]
+    assert sizes[:9] == [0, 0, 0, 0, 12, 24, 36, 48, 60]
+    assert [row["update"] for row in result.metrics][:12] == [0] * 8 + [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("lag", ["0", "1"])
+def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(lag: str) -> None:
+    def run(delays: int | None) -> sebulba.TrainResult:
+        config = tiny(policy_lag=lag, log_every=1, total_steps=800)
+        wait = random.Random(delays)
+
+        def delay(_: HookedEnv | int) -> None:
+            if delays is not None:
+                time.sleep(wait.choice((0.0, 0.0, 0.002, 0.01)))
+
+        make_learner: Any = hooked_learner(config, delay)  # type: ignore[arg-type]
+        return train(config, 2, make_env=HookedEnvs(on_step=delay), make_learner=make_learner)
+
+    one, other = run(None), run(1)
+    assert_same(one.params, other.params)
+    assert one.updates == other.updates > 4
+    for name in ("loss", "td_error", "priority_quantile_50", "episode_return_mean"):
+        assert [row.get(name) for row in one.metrics] == [row.get(name) for row in other.metrics]
+
+
+def test_actors_have_their_part_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[int, Any] = {}
+    make = inference.Actor.__init__
+
+    def spy(self: inference.Actor, **parts: Any) -> None:
+        given[parts["lane"]] = parts["exploration"]
+        make(self, **parts)
+
+    monkeypatch.setattr(inference.Actor, "__init__", spy)
+    train(tiny(total_steps=100, envs_per_actor=4, batch_size=4))
+    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]
+    np.testing.assert_allclose(np.concatenate([given[0], given[1]]), expected, rtol=1e-6)
+
+
+def test_training_explores_by_the_ladder_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = []
+    insert = R2D2Learner.add
+
+    def spy(self: R2D2Learner, deliveries: Any) -> int:
+        for delivery in deliveries:
+            for part in delivery.parts:
+                others.append(np.asarray(part.actor.action != part.actor.extras.argmax(axis=-1)))
+        return insert(self, deliveries)
+
+    monkeypatch.setattr(R2D2Learner, "add", spy)
+    train(tiny(total_steps=200, epsilon_base=0.0, evaluation_epsilon=1.0))
+    assert np.mean(others) == 0
+
+
+class Watched:
+    """A ``make_learner`` that keeps the learner and what its replay held at the start."""
+
+    def __init__(self, config: R2D2Config) -> None:
+        self._config = config
+        self.state: Any = None
+
+    def __call__(self, *parts: Any) -> R2D2Learner:
+        learner = algorithms.make_learner(self._config, *parts)
+        assert isinstance(learner, R2D2Learner)
+        self.learner = learner
+        load, init = learner.load_replay, learner.init
+
+        def watch_load(path: Path) -> str | None:
+            note = load(path)
+            self.note, self.loaded = note, contents(learner)
+            return note
+
+        def watch_init(key: jax.Array) -> Any:
+            self.state = init(key)
+            assert_same(self.state.target, self.state.train.params)
+            return self.state
+
+        learner.load_replay, learner.init = watch_load, watch_init  # type: ignore[method-assign]
+        return learner
+
+
+def contents(learner: R2D2Learner) -> list[Any]:
+    """Everything in the replay, and its counts."""
+    replay = learner.replay
+    parts: list[Any] = [replay.inserted, replay.learned_from, replay.trained, replay._samples]
+    for shard in replay._shards:
+        parts.append(shard.state())
+        parts += [np.array(b) for place in shard.used() for b in shard.storage.blocks(*place)]
+    return parts
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_interrupted_run_goes_on_with_its_replay(saved: bool, tmp_path: Path) -> None:
+    config = tiny(
+        out=tmp_path,
+        total_steps=100_000,
+        placement="host" if saved else "device",
+        checkpoint=ReplayCheckpointConfig(interval=7, replay=saved),
+    )
+
+    def interrupt(env: HookedEnv) -> None:
+        if env.actor == 0 and env.steps == 80:
+            signal.raise_signal(signal.SIGINT)
+
+    first = Watched(config)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, make_env=HookedEnvs(on_step=interrupt), make_learner=first)
+    last = rows_of(tmp_path)[-1]
+    assert last["replay_size"] == 120
+    assert (tmp_path / "replay").is_dir() == saved
+    more = dataclasses.replace(config, resume=True, total_steps=last["steps"] + 700)
+    second = Watched(more)
+    result = train(more, make_env=HookedEnvs(), make_learner=second)
+    after = [row for row in rows_of(tmp_path) if row["steps"] > last["steps"]]
+    assert second.note is None
+    if saved:
+        assert_same(second.loaded, contents(first.learner))
+        assert [path.name for path in (tmp_path / "replay" / "host-0").iterdir()] == [
+            str(Checkpointer(checkpoints_in(tmp_path)).latest())
+        ]
+        assert all(row["replay_size"] == 120 for row in after)
+        assert after[0]["update"] > last["update"]
+    else:
+        assert second.loaded[:4] == [0, 0, 0, 0]
+        assert after[0]["replay_size"] == 0 and after[0]["update"] == last["update"]
+    assert result.updates > last["update"]
+
+
+def test_checkpoints_of_turns_without_updates_have_their_counts(tmp_path: Path) -> None:
+    replay = ReplayConfig(capacity=120, min_size=100)
+    every = ReplayCheckpointConfig(interval=2)
+    result = train(tiny(out=tmp_path, total_steps=400, replay=replay, checkpoint=every))
+    checkpoints = Checkpointer(checkpoints_in(tmp_path))
+    latest = checkpoints.latest()
+    assert latest is not None and result.updates < latest
+    counts = checkpoints.counts(latest)
+    assert counts["steps"] == rows_of(tmp_path)[-1]["steps"]
+
+
+def test_too_few_steps_to_learn_anything_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny(replay=ReplayConfig(capacity=120, min_size=100), log_every=1)
+    enough = sebulba.train(config, topology=on(1))
+    assert "learning starts after" not in capfd.readouterr().out
+    first = next(row["steps"] for row in enough.metrics if row["update"])
+    few = dataclasses.replace(config, total_steps=300)
+    assert sebulba.train(few, topology=on(1)).updates == 0
+    said = capfd.readouterr().out
+    found = re.search(r"total_steps is 300, but learning starts after about (\d+)", said)
+    # One step in ten is an auto-reset, which is not counted.
+    assert found is not None and float(found[1]) * 0.9 == pytest.approx(first, abs=60)
+
+
+def test_a_replay_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    config = tiny(out=tmp_path, checkpoint=ReplayCheckpointConfig(replay=True), total_steps=700)
+    train(config)
+    replay = dataclasses.replace(config.replay, capacity=240)
+    more = dataclasses.replace(config, resume=True, total_steps=800, replay=replay)
+    watched = Watched(more)
+    train(more, make_learner=watched)
+    assert watched.note is not None and "it starts empty" in watched.note
+
+
+def test_continuous_actions_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "r2d2-catch", "--env", "Pendulum-v1", "--out", str(tmp_path / "run")])
+    assert end.value.code == 2
+    message = " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert "Pendulum-v1" in message and "discrete actions" in message and "V-trace" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("ratio", [0.5, 3.0])
+def test_the_learning_rate_falls_over_the_updates_there_will_be(ratio: float) -> None:
+    config = tiny(total_steps=4000, samples_per_insert=ratio)
+    assert algorithms.num_updates(config, 1) == pytest.approx(train(config).updates, rel=0.1)

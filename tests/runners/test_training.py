@@ -1,0 +1,255 @@
+"""Whole runs: they learn, count what they did, and take a researcher's own parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from whole_runs import HookedEnvs, on, rows_of, tiny
+
+import sebulba
+from sebulba import ActorOutput, PolicyValue, algorithms, envs, presets
+from sebulba.agents import distributions
+from sebulba.agents.reference import Behavior
+from sebulba.runners.sebulba import TrainingRun
+from sebulba.types import Env, EnvSpec, Timestep
+
+KEYS = {
+    "update",
+    "steps",
+    "frames",
+    "seconds",
+    "steps_per_second",
+    "frames_per_second",
+    "episodes",
+    "episode_return_mean",
+    "episode_length_mean",
+    "episode_return_mean_100",
+    "policy_lag_mean",
+    "policy_lag_max",
+    "learner_queue_wait_seconds",
+    "actor_queue_wait_seconds",
+    "actor_environment_seconds",
+    "actor_act_seconds",
+    "actor_transfer_seconds",
+    "actor_params_wait_seconds",
+    "loss",
+    "policy_loss",
+    "baseline_loss",
+    "entropy",
+    "value_mean",
+    "gradient_norm",
+}
+
+
+def train(config: sebulba.Config, **parts: Any) -> sebulba.TrainResult:
+    parts.setdefault("topology", on(1))
+    return sebulba.train(config, progress=False, **parts)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_learns_catch(num_devices: int) -> None:
+    config = dataclasses.replace(
+        presets.get("vtrace-catch"),
+        total_steps=45_000,
+        envs_per_actor=12,
+        batch_size=12,
+        unroll_length=10,
+        log_every=25,
+        policy_lag="1",  # The same data whatever else the machine does.
+    )
+    result = train(config, topology=on(num_devices))
+    returns = [row["episode_return_mean"] for row in result.metrics]
+    assert max(returns) >= 0.95, returns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_catch_preset_solves_it(seed: int) -> None:
+    config = dataclasses.replace(presets.get("vtrace-catch"), seed=seed)
+    assert train(config).metrics[-1]["episode_return_mean"] >= 0.95
+
+
+def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    collect = TrainingRun._collect
+
+    def slowly(self: TrainingRun, under_way: int) -> None:
+        collect(self, under_way)
+        if not under_way:
+            time.sleep(0.1)
+
+    monkeypatch.setattr(TrainingRun, "_collect", slowly)
+    assert all(row["learner_update_seconds"] >= 0.1 for row in train(tiny()).metrics[:-1])
+
+
+def test_run_directory(tmp_path: Path) -> None:
+    config = tiny(out=tmp_path / "below" / "run")
+    result = train(config)
+    assert config.out is not None
+    names = {path.name for path in config.out.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "tensorboard", "checkpoints"}
+    saved = json.loads((config.out / "config.json").read_text())
+    assert saved["env"] == "sebulba/Catch" and saved["total_steps"] == 200
+    rows = rows_of(config.out)
+    assert [row["update"] for row in rows] == [row["update"] for row in result.metrics]
+    assert all(set(row) >= KEYS for row in rows)
+    assert rows[-1]["update"] == result.updates
+    assert rows[-1]["steps"] >= 200
+    assert sebulba.read_metrics(config.out) == rows
+
+
+@pytest.mark.parametrize("total_steps", [150, 200, 201, 400])
+def test_every_update_is_logged_once_and_the_last_always(total_steps: int) -> None:
+    result = train(tiny(total_steps=total_steps, log_every=2))
+    updates = [row["update"] for row in result.metrics]
+    assert updates == sorted(set(updates))
+    assert updates[-1] == result.updates
+    assert all(row["loss"] is not None for row in result.metrics)
+
+
+def test_steps_are_those_of_the_environments_without_auto_resets() -> None:
+    made = HookedEnvs()
+    result = train(tiny(total_steps=1000), make_env=made)
+    unrolls = result.updates
+    # The environments run on after the last unroll that was learned from.
+    learned = [
+        env.firsts[: 5 * (unrolls // 2 + (env_lane < unrolls % 2))]
+        for env_lane, env in enumerate(in_lanes(made))
+    ]
+    calls, firsts = sum(len(f) for f in learned), sum(sum(f) for f in learned)
+    assert calls == unrolls * 5
+    assert firsts > 50
+    assert result.metrics[-1]["steps"] == calls * 4 - firsts >= 1000
+
+
+def in_lanes(made: HookedEnvs) -> list[Any]:
+    """The environments in the order of their actors, whatever thread came first."""
+    config = tiny()
+    seeds = [
+        int(np.random.SeedSequence([config.seed, lane, 0]).generate_state(1)[0] >> 1)
+        for lane in (0, 1)
+    ]
+    return sorted(made.made, key=lambda env: seeds.index(env.seed))
+
+
+class Scaled:
+    """Catch with another reward scale and frame skip."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self._env = envs.Catch(num_envs, seed)
+        self.spec = self._env.spec._replace(frame_skip=4)
+        self.reset, self.close = self._env.reset, self._env.close
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        timestep = self._env.step(action)
+        return timestep._replace(reward=timestep.reward * np.float32(7))
+
+
+def test_frames_are_steps_times_the_frame_skip() -> None:
+    for row in train(tiny(), make_env=Scaled).metrics:
+        assert row["frames"] == 4 * row["steps"]
+        assert row["frames_per_second"] == pytest.approx(4 * row["steps_per_second"])
+
+
+def test_returns_are_the_true_ones_although_learning_clips_them() -> None:
+    config = tiny(total_steps=1000, reward_clip=1.0, reward_scale=0.1, log_every=10**6)
+    (row,) = train(config, make_env=Scaled).metrics
+    mean = row["episode_return_mean"]
+    # Every return is 7 or -7.
+    assert mean * row["episodes"] / 7 == pytest.approx(round(mean * row["episodes"] / 7))
+    assert -7 <= mean <= 7 and abs(mean) > 1
+    assert row["episode_length_mean"] == 9
+
+
+def test_notebook_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = train(tiny())
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().out == ""
+    assert set(result.metrics[-1]) >= KEYS
+    assert result.config == tiny()
+
+
+def test_progress_is_shown_where_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    sebulba.train(tiny(), topology=on(1))
+    output = capfd.readouterr().out
+    assert "sebulba/Catch" in output and "100.0%" in output
+
+
+def test_result_can_act_and_be_evaluated() -> None:
+    result = train(tiny(), topology=on(4, 2))
+    for leaf in jax.tree.leaves(result.params):
+        assert leaf.devices() == {jax.devices()[2]}
+    evaluation = sebulba.evaluate(result.agent, result.params, result.make_env, episodes=3)
+    assert len(evaluation.returns) == 3
+
+
+class LinearAgent:
+    """A researcher's own agent: one matrix, and no network library."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._policy = distributions.make(spec.action, "tanh")
+        self._inputs = int(np.prod(spec.observation.shape))
+
+    def init(self, key: jax.Array) -> Any:
+        return {"matrix": jnp.zeros((self._inputs, self._policy.parameters_size + 1))}
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ()
+
+    def act(self, params: Any, key: Any, timestep: Timestep, state: Any) -> Any:
+        policy = self._output(params, timestep).policy
+        sample = self._policy.sample(key, policy)
+        behavior = Behavior(self._policy.log_prob(policy, sample.raw), sample.raw)
+        return ActorOutput(sample.action, behavior), state
+
+    def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
+        return self._output(params, timesteps), state
+
+    def _output(self, params: Any, timestep: Timestep) -> PolicyValue:
+        lead = timestep.first.shape
+        output = timestep.observation.reshape(*lead, -1) @ params["matrix"]
+        return PolicyValue(output[..., :-1], output[..., -1])
+
+
+def test_own_agent_environment_and_optimizer() -> None:
+    made: list[int] = []
+
+    def make_env(num_envs: int, seed: int) -> Env:
+        made.append(num_envs)
+        return envs.Catch(num_envs, seed)
+
+    agent = LinearAgent(envs.Catch(1, 0).spec)
+    frozen = optax.sgd(0.0)
+    config = tiny(env="what the config names is not made")
+    result = train(config, agent=agent, make_env=make_env, optimizer=frozen)
+    assert result.agent is agent
+    assert sorted(made) == [1, 4, 4]
+    assert not result.params["matrix"].any()
+    moved = train(config, agent=agent, make_env=make_env, optimizer=optax.sgd(1e-2))
+    assert moved.params["matrix"].any()
+
+
+def test_own_learner_is_used() -> None:
+    config = tiny()
+
+    def make_learner(*parts: Any) -> Any:
+        return algorithms.make_learner(dataclasses.replace(config, entropy_cost=0.5), *parts)
+
+    own, default = train(config, make_learner=make_learner), train(config)
+    assert own.metrics[0]["loss"] < default.metrics[0]["loss"] - 0.2
+
+
+def test_one_run_after_another_in_one_process() -> None:
+    updates = [train(tiny(seed=seed)).updates for seed in (0, 1)]
+    assert updates[0] > 0 and updates[1] > 0
