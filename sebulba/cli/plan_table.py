@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.planning.plan import Plan, Row
+if TYPE_CHECKING:
+    from sebulba.planning.plan import Plan, Row
 
 
 def render(plan: Plan) -> RenderableType:

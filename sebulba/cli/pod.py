@@ -1,118 +1,49 @@
-"""A pod on one machine: several processes with CPU devices, for development and tests."""
+"""``sebulba pod``."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from typing import IO
 
-from sebulba.runtime.threads import Interrupt
-
-GRACE_SECONDS = 30.0
-"""How long the others may take to end after the first process has failed."""
+from sebulba.cli import options, output
+from sebulba.validation import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
-class Exit:
-    """How a process ended; ``code`` is negative for a signal."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes, before the --."""
 
-    host: int
-    code: int
+    hosts: int = 2
+    devices_per_host: int = 4
+    """CPU devices of each process."""
 
 
-def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exit]:
-    """Run ``sebulba ARGUMENTS`` in ``hosts`` processes; returns their ends in order of time.
+def run(words: Sequence[str]) -> None:
+    """Train in several local processes, as hosts of a pod: for development and tests.
 
-    Output lines get the number of their host in front. SIGINT, SIGTERM and SIGHUP are passed on;
-    Ctrl-C after that kills the processes. Once one has failed, the others are killed if they have
-    not ended by themselves in time.
+    The command comes after a --, as in: sebulba pod --hosts 2 -- train PRESET --out DIR
     """
-    coordinator = f"127.0.0.1:{_free_port()}"
-    processes = [
-        _start(host, hosts, devices_per_host, coordinator, arguments) for host in range(hosts)
-    ]
-    printers = [_print_from(host, process) for host, process in enumerate(processes)]
-    try:
-        with Interrupt().listen() as interrupt:
-            return _wait(processes, interrupt)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        for printer in printers:
-            printer.join()
+    separator = words.index("--") if "--" in words else len(words)
+    given = options.parse(Options(), words[:separator], "sebulba pod", run.__doc__)
+    command = words[separator + 1 :]
+    if command[:1] != ["train"]:
+        raise ConfigError(
+            f"the command is {command}: a pod trains. Write it after a --, as in: sebulba pod "
+            "--hosts 2 -- train vtrace-catch --out DIR"
+        )
+    if given.hosts < 1 or given.devices_per_host < 1:
+        raise ConfigError(
+            f"hosts is {given.hosts} and devices_per_host is {given.devices_per_host}: both must "
+            "be above 0."
+        )
 
+    from sebulba.cli import pod_processes
 
-def _start(
-    host: int, hosts: int, devices: int, coordinator: str, arguments: Sequence[str]
-) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONUNBUFFERED": "1",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
-        f"--xla_force_host_platform_device_count={devices}",
-    }
-    join = ["--coordinator", coordinator, "--num-processes", str(hosts), "--process-id", str(host)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "sebulba", *arguments, *join],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        # Ctrl-C reaches this process, which passes it on once.
-        start_new_session=True,
-    )
-
-
-def _print_from(host: int, process: subprocess.Popen[str]) -> threading.Thread:
-    def copy(lines: IO[str]) -> None:
-        for line in lines:
-            # Where nobody reads them any more, the lines must still leave the pipe.
-            with contextlib.suppress(OSError):
-                print(f"[host {host}] {line}", end="", flush=True)
-
-    assert process.stdout is not None
-    thread = threading.Thread(target=copy, args=(process.stdout,), name=f"output-{host}")
-    thread.start()
-    return thread
-
-
-def _wait(processes: Sequence[subprocess.Popen[str]], interrupt: Interrupt) -> list[Exit]:
-    exits: list[Exit] = []
-    running = dict(enumerate(processes))
-    passed_on, deadline = False, float("inf")
-    while running:
-        if interrupt.signal is not None and not passed_on:
-            passed_on = True
-            for process in running.values():
-                process.send_signal(interrupt.signal)
-        for host, process in list(running.items()):
-            code = process.poll()
-            if code is not None:
-                exits.append(Exit(host, code))
-                del running[host]
-                if code != 0:
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-        if time.monotonic() > deadline:
-            for process in running.values():
-                os.killpg(process.pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return exits
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    exits = pod_processes.run(given.hosts, given.devices_per_host, command)
+    failures = [end for end in exits if end.code != 0]
+    if failures:
+        first = failures[0]
+        how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
+        output.say(f"host {first.host} ended first, with {how}")
+        sys.exit(first.code if first.code > 0 else 128 - first.code)

@@ -1,176 +1,52 @@
-"""Real processes: several hosts of one pod on this machine. Minutes, so run with -m slow."""
+"""``sebulba pod``: its options; what it starts is tested with ``pod_processes``."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
-from paths import ROOT
+from command_line import assert_refused, call
 
-from sebulba import read_metrics
-
-pytestmark = pytest.mark.slow
-
-END_SECONDS = 30
-POD = ["pod", "--hosts", "2", "--devices-per-host", "4", "--", "train"]
-SMALL = ["--envs-per-actor", "12", "--batch-size", "12", "--log-every", "20"]
+from sebulba.cli import pod_processes
+from sebulba.cli.pod_processes import Exit
 
 
-def environment() -> dict[str, str]:
-    """As a user's shell has it: the tests' own eight devices are not the pod's."""
-    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-
-
-def sebulba(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sebulba", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-
-
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sebulba", *words],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for_checkpoint(out: Path, process: subprocess.Popen[str], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not any(path.name.isdigit() for path in out.glob("checkpoints/*")):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def end_of(process: subprocess.Popen[str], pids: Sequence[int]) -> tuple[float, str]:
-    """Seconds until everything has ended, and what was printed."""
-    started = time.monotonic()
-    output, _ = process.communicate(timeout=2 * END_SECONDS)
-    seconds = time.monotonic() - started
-    assert not [pid for pid in pids if is_alive(pid)]
-    return seconds, output
+def test_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(["pod", "--help"]) == 0
+    output = capfd.readouterr().out
+    for text in ("usage: sebulba pod [-h]", "-- train PRESET", "--hosts INT", "--devices-per-host"):
+        assert text in output
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "says"),
     [
-        ["vtrace-catch", "--total-steps", "120000"],
-        ["vtrace-catch", "--total-steps", "120000", "--averaging", "hosts"],
-        [
-            "r2d2-catch",
-            "--total-steps",
-            "120000",
-            "--batch-size",
-            "24",
-            "--replay.min-size",
-            "200",
-            "--replay.samples_per_insert",
-            "3",
-        ],
+        ([], ["the command is []", "a pod trains", "after a --"]),
+        (["--", "eval", "run"], ["the command is ['eval', 'run']", "a pod trains"]),
+        (["--hosts", "0", "--", "train", "vtrace-catch"], ["hosts is 0", "above 0"]),
+        (["--host", "2", "--", "train", "vtrace-catch"], ["--host", "Perhaps you meant"]),
     ],
-    ids=["vtrace", "vtrace-hosts", "r2d2"],
 )
-def test_two_hosts_learn_catch(tmp_path: Path, words: list[str]) -> None:
-    out = tmp_path / "run"
-    done = sebulba(*POD, *words, *SMALL, "--out", str(out))
-    assert done.returncode == 0, done.stdout
-    assert "a0-l1,2,3 (2 hosts" in done.stdout
-    evaluated = sebulba("eval", str(out), "--episodes", "100", "--json")
-    assert json.loads(evaluated.stdout)["mean"] >= 0.95, evaluated.stdout + evaluated.stderr
+def test_wrong_input(words: list[str], says: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["pod", *words], says, capfd)
 
 
-def workers(mode: str, out: Path, hosts: int) -> list[subprocess.Popen[str]]:
-    port = 20_000 + (os.getpid() * 7 + hosts) % 20_000
-    worker = str(ROOT / "tests" / "pod_worker.py")
-    return [
-        subprocess.Popen(
-            [sys.executable, worker, mode, str(out), str(hosts), str(host), str(port)],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in range(hosts)
-    ]
-
-
-@pytest.mark.parametrize("averaging", ["devices", "hosts"])
-def test_same_bits_on_all_devices_and_the_gradient_of_one_process(
-    tmp_path: Path, averaging: str
+@pytest.mark.parametrize(
+    ("code", "exit_code", "how"), [(-9, 137, "signal 9"), (2, 2, "exit code 2")]
+)
+def test_it_ends_as_the_first_host_that_failed(
+    code: int,
+    exit_code: int,
+    how: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for hosts, mode in ((1, "devices"), (2, averaging)):
-        for process in workers(mode, tmp_path, hosts):
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, output
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    for preset in ("vtrace-catch", "r2d2-catch"):
-        per_host = [found[host][preset]["digests"] for host in ("2-0", "2-1")]
-        assert [len(digests) for digests in per_host] == [3, 3]
-        assert len({digest for digests in per_host for digest in digests}) == 1
-        together, alone = (found[name][preset]["gradient"] for name in ("2-0", "1-0"))
-        scale = max(map(abs, alone))
-        assert scale > 0
-        assert max(abs(a - b) for a, b in zip(together, alone, strict=True)) <= 1e-5 * scale
+    started = []
 
+    def run(*arguments: object) -> list[Exit]:
+        started.append(arguments)
+        return [Exit(0, 0), Exit(2, code), Exit(1, 1)]
 
-def test_a_host_that_raises_ends_the_other(tmp_path: Path) -> None:
-    processes = workers("raise", tmp_path, 2)
-    failed, _ = processes[1].communicate(timeout=120)
-    assert processes[1].returncode != 0
-    assert "this host's environment broke" in failed and "on host 1" in failed
-    seconds, _ = end_of(processes[0], [])
-    assert seconds < END_SECONDS
-    assert processes[0].returncode != 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_end_of_one_host_ends_the_others(tmp_path: Path, number: signal.Signals) -> None:
-    out = tmp_path / "run"
-    words = ["vtrace-catch", *SMALL, "--checkpoint.interval", "20", "--out", str(out)]
-    process = start(*POD, *words, "--total-steps", "100000000")
-    try:
-        wait_for_checkpoint(out, process)
-        hosts = children(process)
-        assert len(hosts) == 2
-        os.kill(hosts[1], number)
-        seconds, output = end_of(process, hosts)
-    finally:
-        process.kill()
-    assert seconds < END_SECONDS, output
-    if number == signal.SIGKILL:
-        assert "host 1 ended first, with signal 9" in output
-    else:
-        assert "Interrupted" in output
-    steps = read_metrics(out)[-1]["steps"]
-    for resume in (POD, ["train"]):
-        done = sebulba(*resume, *words, "--resume", "--total-steps", str(steps + 20_000))
-        assert done.returncode == 0, done.stdout + done.stderr
-        resumed = read_metrics(out)[-1]["steps"]
-        assert resumed > steps
-        steps = resumed
+    monkeypatch.setattr(pod_processes, "run", run)
+    words = ["train", "vtrace-catch", "--seed", "3"]
+    assert call(["pod", "--hosts", "3", "--", *words]) == exit_code
+    assert started == [(3, 4, words)]
+    assert f"host 2 ended first, with {how}" in capfd.readouterr().out

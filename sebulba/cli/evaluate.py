@@ -1,0 +1,69 @@
+"""``sebulba eval``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.table import Table
+
+from sebulba.cli import options, output
+
+if TYPE_CHECKING:
+    from sebulba.runners.evaluation import Evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """The directory that --out named when training."""
+    episodes: int = 100
+    greedy: bool = False
+    """Take the best action: no sampling (V-trace), no random ones (R2D2)."""
+    seed: int = 0
+    checkpoint: int | None = None
+    """Name of the checkpoint: the turns behind it. None: the last."""
+    json: bool = False
+    """For machines: print one JSON object, with every return."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Play whole episodes with a checkpoint of a run, and print the true return."""
+    given = options.parse(Options(run_dir=tyro.MISSING), words, "sebulba eval", run.__doc__)
+
+    from sebulba.runners.evaluation import evaluate_run
+
+    result = evaluate_run(
+        given.run_dir,
+        given.episodes,
+        greedy=given.greedy,
+        seed=given.seed,
+        checkpoint=given.checkpoint,
+    )
+    if given.json:
+        output.write(_json(result, given))
+    else:
+        how = " · greedy" if given.greedy else ""
+        output.write(f"{given.run_dir} · update {result.update}{how}")
+        output.show(_table(result))
+
+
+def _json(result: Evaluation, given: Options) -> str:
+    summary = {"update": result.update, "greedy": given.greedy, **result.summary()}
+    if given.episodes == 1:
+        summary["standard_error"] = None
+    return json.dumps({**summary, "returns": result.returns.tolist()}, allow_nan=False)
+
+
+def _table(result: Evaluation) -> Table:
+    table = Table("true return", "")
+    table.columns[1].justify = "right"
+    for name, value in result.summary().items():
+        table.add_row(name.replace("_", " "), f"{value:,.6g}")
+    return table

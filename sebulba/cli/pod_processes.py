@@ -1,0 +1,118 @@
+"""A pod on one machine: several processes with CPU devices, for development and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from sebulba.runtime.threads import Interrupt
+
+GRACE_SECONDS = 30.0
+"""How long the others may take to end after the first process has failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exit:
+    """How a process ended; ``code`` is negative for a signal."""
+
+    host: int
+    code: int
+
+
+def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exit]:
+    """Run ``sebulba ARGUMENTS`` in ``hosts`` processes; returns their ends in order of time.
+
+    Output lines get the number of their host in front. SIGINT, SIGTERM and SIGHUP are passed on;
+    Ctrl-C after that kills the processes. Once one has failed, the others are killed if they have
+    not ended by themselves in time.
+    """
+    coordinator = f"127.0.0.1:{_free_port()}"
+    processes = [
+        _start(host, hosts, devices_per_host, coordinator, arguments) for host in range(hosts)
+    ]
+    printers = [_print_from(host, process) for host, process in enumerate(processes)]
+    try:
+        with Interrupt().listen() as interrupt:
+            return _wait(processes, interrupt)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        for printer in printers:
+            printer.join()
+
+
+def _start(
+    host: int, hosts: int, devices: int, coordinator: str, arguments: Sequence[str]
+) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONUNBUFFERED": "1",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
+        f"--xla_force_host_platform_device_count={devices}",
+    }
+    join = ["--coordinator", coordinator, "--num-processes", str(hosts), "--process-id", str(host)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "sebulba", *arguments, *join],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # Ctrl-C reaches this process, which passes it on once.
+        start_new_session=True,
+    )
+
+
+def _print_from(host: int, process: subprocess.Popen[str]) -> threading.Thread:
+    def copy(lines: IO[str]) -> None:
+        for line in lines:
+            # Where nobody reads them any more, the lines must still leave the pipe.
+            with contextlib.suppress(OSError):
+                print(f"[host {host}] {line}", end="", flush=True)
+
+    assert process.stdout is not None
+    thread = threading.Thread(target=copy, args=(process.stdout,), name=f"output-{host}")
+    thread.start()
+    return thread
+
+
+def _wait(processes: Sequence[subprocess.Popen[str]], interrupt: Interrupt) -> list[Exit]:
+    exits: list[Exit] = []
+    running = dict(enumerate(processes))
+    passed_on, deadline = False, float("inf")
+    while running:
+        if interrupt.signal is not None and not passed_on:
+            passed_on = True
+            for process in running.values():
+                process.send_signal(interrupt.signal)
+        for host, process in list(running.items()):
+            code = process.poll()
+            if code is not None:
+                exits.append(Exit(host, code))
+                del running[host]
+                if code != 0:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            for process in running.values():
+                os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return exits
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

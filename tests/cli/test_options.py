@@ -1,0 +1,86 @@
+"""How options are made of dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import pytest
+
+from sebulba.cli import options
+from sebulba.config import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnConfig(Config):
+    """A config of somebody's own.
+
+    Attributes:
+      lambda_: it is documented here.
+    """
+
+    lambda_: float = 1.0
+    # Not for users.
+    other: int = 3
+    """A text that is longer than a line of the source may be, so that it goes on in the next: and
+    is one text here."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing that users see."""
+
+    config: Annotated[Config, options.UNPREFIXED]
+    mine: int = 1
+
+
+def parse(*words: str) -> Options:
+    default = Options(config=OwnConfig(preset="own"))
+    return options.parse(default, words, "prog", OwnConfig.__doc__)
+
+
+def test_options_of_the_config_have_no_prefix_and_its_own_class() -> None:
+    given = parse(
+        "--lambda", "0.5", "--network.core", "lstm", "--mine", "2", "--env-options", "a", "3"
+    )
+    assert given.mine == 2
+    assert given.config == OwnConfig(
+        preset="own",
+        lambda_=0.5,
+        env_options={"a": 3},
+        network=dataclasses.replace(Config().network, core="lstm"),
+    )
+
+
+def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "125")
+    with pytest.raises(SystemExit) as end:
+        parse("--help")
+    assert not end.value.code
+    output = capsys.readouterr().out
+    assert "A config of somebody's own.\n" in output and "Attributes" not in output
+    assert "--lambda FLOAT           it is documented here. (default: 1.0)" in output
+    words = " ".join(output.replace("│", " ").split())
+    assert "it goes on in the next: and is one text here. (default: 3)" in words
+    assert "Not for users" not in output
+    assert "--env-options KEY VALUE ..." in output and "--preset" not in output
+    assert "Nothing that users see" not in output
+
+
+@pytest.mark.parametrize(("columns", "width"), [("70", 70), (None, 120)])
+def test_help_is_as_wide_as_the_terminal(
+    columns: str | None,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        options.parse(Options(config=Config()), ["--help"], "prog", "word " * 100)
+    assert max(map(len, capsys.readouterr().out.splitlines())) == width
+
+
+def test_names_of_files() -> None:
+    assert options.file_name("my.module:preset-Some/Env-v0") == "my.module-preset-Some-Env-v0"
