@@ -1,0 +1,113 @@
+"""Algorithms, environments and presets of a user's own, without a change to the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from env_battery import EnvBattery
+from paths import ROOT
+
+import sebulba
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user has it: the example is imported from its directory, and there is one device."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
+    monkeypatch.delenv("XLA_FLAGS")
+
+
+def command(*words: Any) -> str:
+    """What ``sebulba WORDS`` prints, started in the directory of the examples."""
+    result = subprocess.run(
+        [sys.executable, "-m", "sebulba", *map(str, words)],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_an_own_algorithm_solves_catch_from_python() -> None:
+    import own_algorithm
+
+    mean = own_algorithm.main(total_steps=60_000)
+    assert mean is not None and mean > 0.9
+
+
+def test_an_own_environment_is_solved_from_python() -> None:
+    import own_environment
+
+    mean = own_environment.main(total_steps=40_000)
+    assert mean is not None and mean > 0.85
+
+
+def test_an_own_algorithm_solves_catch_on_the_command_line(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("own_algorithm:a2c-catch", "--total-steps", 60_000, "--out", run)
+    command("train", *words)
+    command("train", *words, "--resume", "--total-steps", 62_000)
+    # The run remembers which module to import.
+    result = sebulba.evaluate_run(run, 100)
+    assert result.returns.mean() > 0.9
+    assert '"mean"' in command("eval", run, "--episodes", 2, "--json")
+    assert "--discount" in command("train", "own_algorithm:a2c-catch", "--help")
+
+
+def test_it_is_refused_where_it_was_registered_nowhere(tmp_path: Path) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Unknown(sebulba.VTraceConfig):
+        pass
+
+    with pytest.raises(
+        sebulba.ConfigError, match=r"Unknown is the config of no algorithm.*algorithm="
+    ):
+        sebulba.train(Unknown(total_steps=100))
+
+
+def test_an_unregistered_algorithm_trains_resumes_and_is_evaluated(tmp_path: Path) -> None:
+    import own_algorithm
+
+    algorithm = dataclasses.replace(own_algorithm.A2C, name="mine")
+    config = dataclasses.replace(
+        own_algorithm.CATCH, preset="", total_steps=2_000, out=tmp_path / "run"
+    )
+    sebulba.train(config, algorithm=algorithm, progress=False)
+    more = dataclasses.replace(config, total_steps=4_000, resume=True)
+    sebulba.train(more, algorithm=algorithm, progress=False)
+    with pytest.raises(sebulba.ConfigError, match="'mine' is unknown"):
+        sebulba.evaluate_run(config.out)
+    assert len(sebulba.evaluate_run(config.out, 3, algorithm=algorithm).returns) == 3
+
+
+class TestCorridor(EnvBattery):
+    """The example keeps the contract of an environment."""
+
+    def make(self, seed: int) -> sebulba.Env:
+        import own_environment
+
+        return own_environment.Corridor(8, seed)
+
+
+def test_options_of_an_own_environment() -> None:
+    import own_environment  # noqa: F401
+
+    env = sebulba.envs.make("Corridor", 3, seed=0, options={"length": 2})
+    timestep = env.reset()
+    for _ in range(2):
+        timestep = env.step(np.ones(3, np.int32))
+    assert set(timestep.observation[:, 0].tolist()) == {1.0}
+    with pytest.raises(ValueError, match=r"unknown option of Corridor 'lenght'.*length"):
+        sebulba.envs.make("Corridor", 3, seed=0, options={"lenght": 2})
