@@ -227,7 +227,7 @@ def train(stage: str, session: Session) -> bool:
     command = [
         *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
         *without_actors(words_in(tuned_file("shallow"), session)),
-        *("--checkpoint.interval", "2000", "--checkpoint.max_to_keep", "1000", "--out", directory),
+        *("--checkpoint.interval", "2000", "--checkpoint.max-to-keep", "1000", "--out", directory),
         *resume,
         *options.train,
     ]

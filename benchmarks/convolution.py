@@ -28,7 +28,6 @@ import numpy as np
 import throughput_report
 import tyro
 from jax import lax
-from sebulba.runtime.allocator import keep_freed_memory
 
 from sebulba.ops.convolution import DataFormat, conv2d
 from sebulba.ops.pooling import max_pool
@@ -49,8 +48,6 @@ class Options:
     turns: int = 5
     seconds: float = 1.0
     """Of each form in each turn, at least one call."""
-    keep_freed_memory: bool = True
-    """As training has it; for all forms."""
     out: Path = Path(__file__).resolve().parent / "results" / "convolution"
     """Files to write, without their suffix."""
 
@@ -215,8 +212,6 @@ def measure(runs: list[Run], options: Options) -> list[list[float]]:
 
 
 def main(options: Options) -> None:
-    if options.keep_freed_memory:
-        keep_freed_memory()
     report: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/convolution.py", *sys.argv[1:]]),
         "machine": throughput_report.machine(),

@@ -4,8 +4,8 @@
     python benchmarks/learning_curve.py DIR --out DIR --checkpoints 0
 
 Copies config.json and metrics.jsonl to the folder --out, plays whole episodes with some of the
-checkpoints that the run kept (train with --checkpoint.max_to_keep 1000 to keep all), and draws both over
-frames. The actors' returns include those that explore; evaluations are of the policy alone.
+checkpoints that the run kept (train with --checkpoint.max-to-keep 1000 to keep all), and draws both
+over frames. The actors' returns include those that explore; evaluations are of the policy alone.
 
 The last checkpoint comes first, and evaluations.json is written after each, so that Ctrl-C and the
 end of --seconds leave a coarser curve. The second command draws what such a folder holds.
@@ -27,10 +27,10 @@ import numpy as np
 import tyro
 
 import sebulba
-from sebulba.config import ConfigError
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
-from sebulba.runners.training import default_make_env, probe
+from sebulba.runners.environments import default_make_env, probe
+from sebulba.validation import ConfigError
 
 Evaluated = list[dict[str, Any]]
 

@@ -30,11 +30,12 @@ import jax
 import tyro
 
 import sebulba
-from sebulba import presets, read_metrics
-from sebulba.config import Config, ConfigError
+from sebulba import algorithms, presets, read_metrics
+from sebulba.config import Config
 from sebulba.devices import distributed, placement
 from sebulba.devices.topology import Topology
 from sebulba.metrics.meter import Row
+from sebulba.validation import ConfigError
 
 INTERVALS = 12
 """Rows of metrics of each run."""
@@ -107,19 +108,24 @@ def measure_here(options: Options, cloud: Any) -> Iterator[dict[str, Any]]:
 
 def layouts(config: Config) -> list[Topology]:
     """All devices shared, and every split whose learners divide what they must."""
-    devices, divided = jax.local_device_count(), placement.share(config)
-    wanted = [dataclasses.replace(config, placement="shared")] if divided % devices == 0 else []
+    devices = jax.local_device_count()
+    algorithm = algorithms.of(config)
+
+    def fits(num_learners: int) -> bool:
+        return algorithm.fits(config, num_learners)
+
+    wanted = [dataclasses.replace(config, placement="shared")] if fits(devices) else []
     wanted += [
         dataclasses.replace(config, placement="split", num_inference_devices=devices - learners)
         for learners in range(1, devices)
-        if divided % learners == 0
+        if fits(learners)
     ]
     if not wanted:
         raise ConfigError(
-            f"no layout of {config.preset}: {placement.sizes(config)} cannot be divided over "
-            f"{devices} devices. Choose another --preset."
+            f"no layout of {config.preset}: envs_per_actor {config.envs_per_actor} and batch_size "
+            f"{config.batch_size} do not divide over {devices} devices. Choose another --preset."
         )
-    chosen = [placement.choose(each) for each in wanted]
+    chosen = [placement.choose(each, fits) for each in wanted]
     # A note says that another layout, which has its own turn, stands in for one that is refused.
     return [topology for topology, note in chosen if not note]
 
@@ -129,7 +135,7 @@ def measure_layout(options: Options, config: Config, topology: Topology) -> dict
     hosts = distributed.num_hosts()
     config = dataclasses.replace(
         config,
-        total_steps=options.updates * config.unroll_length * config.batch_size * hosts,
+        total_steps=round(options.updates * algorithms.of(config).steps_per_update(config)) * hosts,
         log_every=max(1, options.updates // INTERVALS),
     )
     metrics = sebulba.train(config, topology=topology, progress=False).metrics

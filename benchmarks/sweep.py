@@ -30,7 +30,7 @@ import throughput_report
 import tyro
 
 from sebulba import presets
-from sebulba.cli import main as cli
+from sebulba.cli.train import parse
 from sebulba.config import to_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -74,9 +74,9 @@ def measure(options: Options, words: Sequence[str], report: dict[str, Any], out:
     trainings = {}
     for value in options.values:
         chosen = [*words, f"--{options.option}", value]
-        setup = throughput_parts.prepare(cli.parse(presets.get(options.preset), chosen))
+        setup = throughput_parts.prepare(parse(presets.get(options.preset), chosen).config)
         trainings[value] = throughput_parts.training(setup)
-    report["config"] = json.loads(to_json(setup.config))
+    report["config"] = json.loads(to_json(setup.config, setup.algorithm.name))
     report["layout"] = str(setup.topology)
     report["repeats"] = []
     for number in range(options.repeats):

@@ -50,8 +50,9 @@ import throughput_report
 import tyro
 
 from sebulba import presets
-from sebulba.cli import main as cli
-from sebulba.config import Config, ConfigError, to_json
+from sebulba.cli.train import parse
+from sebulba.config import Config, to_json
+from sebulba.validation import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPARED = ("b", "c", "f")
@@ -110,7 +111,7 @@ def main(words: Sequence[str]) -> None:
     """Measure, print, and write OUT.json, OUT.md and OUT.png."""
     options, rest = read(Options, words)
     config_words = [*(["--env", options.env] if options.env else []), *rest]
-    config = cli.parse(presets.get(options.preset), config_words)
+    config = parse(presets.get(options.preset), config_words).config
     out = options.out or ROOT / "benchmarks" / "results" / f"throughput_{options.preset}"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -131,7 +132,7 @@ def measure(
         "machine": throughput_report.machine(),
         "layout": str(setup.topology),
         "frame_skip": setup.spec.frame_skip,
-        "config": json.loads(to_json(setup.config)),
+        "config": json.loads(to_json(setup.config, setup.algorithm.name)),
         "repeats": [],
     }
     print(f"{config.preset} · {config.env} · {setup.topology}: compiling", flush=True)
@@ -206,11 +207,11 @@ def worktree(revision: str, path: Path) -> Iterator[Path]:
 def measure_tree(
     tree: Path, options: Options, words: Sequence[str], scratch: Path
 ) -> dict[str, float]:
-    """Agent steps/s of the library in ``tree``, measured by this file in a process of its own."""
+    """Agent steps/s of the library in ``tree``, measured by its own copy of this file."""
     out = scratch / "report"
     subprocess.run(
         [
-            *(sys.executable, str(Path(__file__).resolve()), options.preset),
+            *(sys.executable, str(tree / "benchmarks" / Path(__file__).name), options.preset),
             *("--repeats", "1", "--seconds", str(options.seconds), "--out", str(out)),
             *("--parts", *COMPARED, "--", *words),
         ],

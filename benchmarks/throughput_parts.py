@@ -20,13 +20,13 @@ import optax
 
 import sebulba
 from sebulba import algorithms, envs
-from sebulba.config import Config, R2D2Config
+from sebulba.algorithms import Algorithm
+from sebulba.config import Config
 from sebulba.devices import placement
 from sebulba.devices.topology import Topology
 from sebulba.inference import ActorProgram
 from sebulba.learners import make_optimizer
-from sebulba.runners.training import default_make_env, env_threads
-from sebulba.runtime import allocator
+from sebulba.runners.environments import cpu_cores, default_make_env, env_threads
 from sebulba.runtime.schedule import Schedule
 from sebulba.types import (
     Agent,
@@ -38,8 +38,8 @@ from sebulba.types import (
     Params,
     Timestep,
     Trajectory,
+    Unroll,
 )
-from sebulba.validation import validate
 
 Measurement = dict[str, Any]
 Measure = Callable[[float], Measurement]
@@ -62,7 +62,8 @@ class Setup(NamedTuple):
     """What all parts share.
 
     Attributes:
-      config: of the training; never written to disk, and with a replay that is soon full enough.
+      config: of the training; never written to disk, and learning as soon as it can.
+      algorithm: the config's.
       topology: the devices that act and learn.
       spec: of one actor's environments.
       agent: the preset's.
@@ -72,6 +73,7 @@ class Setup(NamedTuple):
     """
 
     config: Config
+    algorithm: Algorithm[Any]
     topology: Topology
     spec: EnvSpec
     agent: Agent
@@ -83,30 +85,28 @@ class Setup(NamedTuple):
     def schedule(self) -> Schedule:
         """The order in which the learner takes unrolls."""
         lanes = len(self.topology.inference) * self.config.actors_per_device
-        return Schedule(lanes, self.config.batch_size // self.config.envs_per_actor, 0, "none")
+        return Schedule(lanes, self.algorithm.unrolls_per_turn(self.config), 0, "any")
 
     @property
     def steps_per_turn(self) -> int:
         """Agent steps that the learner takes in one turn."""
-        return self.config.batch_size * self.config.unroll_length
+        return self.schedule.per_turn * self.config.envs_per_actor * self.config.unroll_length
 
 
 def prepare(config: Config) -> Setup:
     """Record some environments, and make what the parts share."""
-    validate(config)
-    allocator.keep_freed_memory()
-    optimizer = make_optimizer(config.optimizer, algorithms.num_updates(config, 1))
-    endless = dataclasses.replace(config.checkpoint, every=NEVER)  # A checkpoint makes a row.
+    config.validate()
+    algorithm = algorithms.of(config)
+    endless = dataclasses.replace(config.checkpoint, interval=NEVER)  # A checkpoint makes a row.
     config = dataclasses.replace(config, out=None, resume=False, checkpoint=endless)
-    if isinstance(config, R2D2Config):
-        enough = min(config.replay.min_size, 4 * config.batch_size)
-        replay = dataclasses.replace(config.replay, min_size=enough)
-        config = dataclasses.replace(config, replay=replay)
-    topology, _ = placement.choose(config)
+    topology, _ = placement.choose(config, lambda n: algorithm.fits(config, n))
+    num_actors = len(topology.inference) * config.actors_per_device
+    optimizer = make_optimizer(config.optimizer, algorithm.num_updates(config, num_actors, 1))
+    config = algorithm.for_trial(config)
     spec, timesteps = record(default_make_env(config), config)
-    agent = algorithms.make_agent(config, spec)
+    agent = algorithm.make_agent(config, spec, "training")
     params = jax.jit(agent.init)(jax.device_put(jax.random.key(0), topology.learners[0]))
-    return Setup(config, topology, spec, agent, optimizer, params, timesteps)
+    return Setup(config, algorithm, topology, spec, agent, optimizer, params, timesteps)
 
 
 def parts(setup: Setup, names: Sequence[str]) -> dict[str, Part]:
@@ -161,13 +161,12 @@ def environments(setup: Setup) -> Part:
 
 def pool_settings(config: Config, lanes: int) -> list[PoolSetting]:
     """As in training, which comes first, and others while there is room for their environments."""
-    cores = training.cpu_cores()
+    cores = cpu_cores()
     total = lanes * config.envs_per_actor
     if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
         settings = [(lanes, config.envs_per_actor, 0)]
         settings += [(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)]
     else:
-        # Read from the module only here: --compare runs this file with older libraries too.
         settings = [(lanes, config.envs_per_actor, env_threads(config, lanes))]
         settings += [(1, total, cores), (2, total, cores), (1, 4 * total, cores)]
         settings += [(1, 4 * total, 1), (1, 16 * total, cores)]
@@ -259,9 +258,9 @@ class Recorded:
 
 def acts(setup: Setup) -> Part:
     """The actors' own program at several batch sizes, with one actor a device and with all."""
-    config, pieces = setup.config, len(setup.topology.learners)
+    config, learners = setup.config, len(setup.topology.learners)
     size = config.envs_per_actor
-    half = size // 2 // pieces * pieces or size
+    half = size // 2 // learners * learners or size
     settings = {(1, num_envs) for num_envs in (half, size, 2 * size, 4 * size)}
     settings |= {(config.actors_per_device, size)}
     return {
@@ -283,13 +282,13 @@ class Acting:
 
     def __init__(self, setup: Setup, num_envs: int) -> None:
         config = setup.config
-        exploration = algorithms.make_exploration(config, num_envs)
+        exploration = setup.algorithm.make_exploration(config, num_envs)
         self._epsilons = () if exploration is None else exploration.epsilons
         self._program = ActorProgram(
             setup.agent,
             setup.spec._replace(num_envs=num_envs),
             config.unroll_length,
-            len(setup.topology.learners),
+            setup.topology.learners,
             exploration and exploration.explore,
         )
         self._params = setup.params
@@ -301,7 +300,7 @@ class Acting:
         self._steps = float(num_envs * len(self._timesteps))
 
     def work(self, device: jax.Device) -> Work:
-        """One unroll on recorded timesteps that are on ``device`` already; gives its parts."""
+        """One unroll on recorded timesteps that are on ``device`` already; gives its shards."""
         params, epsilons, timesteps, key, number = jax.device_put(
             (self._params, self._epsilons, self._timesteps, jax.random.key(0), np.int32(0)), device
         )
@@ -325,15 +324,16 @@ class Acting:
 def update_measure(setup: Setup) -> Measure:
     """The preset's learner, again and again on one batch, or on batches from a filled replay."""
     config = setup.config
-    learner = algorithms.make_learner(
+    learner = setup.algorithm.make_learner(
         config, setup.agent, setup.spec, setup.optimizer, setup.topology
     )
+    learner.prepare()
     state = learner.init(jax.random.key(config.seed))
     unroll = one_unroll(setup)
     for turn in itertools.count():
         if learner.add([Unroll(lane, unroll) for lane in setup.schedule.lanes_of(turn)]):
             break
-    steps = steps_per_update(setup)
+    steps = float(setup.algorithm.steps_per_update(config))
 
     def work() -> tuple[float, ArrayTree]:
         nonlocal state
@@ -349,18 +349,10 @@ def update_measure(setup: Setup) -> Measure:
 
 
 def one_unroll(setup: Setup) -> list[Trajectory]:
-    """Of recorded timesteps, cut along B, one part on each learner device."""
+    """Of recorded timesteps, cut along B, one shard on each learner device."""
     topology = setup.topology
     _, unroll = Acting(setup, setup.spec.num_envs).work(topology.inference[0])()
     return list(map(jax.device_put, unroll, topology.learners))
-
-
-def steps_per_update(setup: Setup) -> float:
-    """Agent steps for each update: with a replay, those that make one more update due."""
-    config = setup.config
-    if isinstance(config, R2D2Config):
-        return config.batch_size * config.unroll_length / config.replay.samples_per_insert
-    return float(setup.steps_per_turn)
 
 
 # (d) Transfers.
@@ -477,9 +469,7 @@ def _first_turns(setup: Setup) -> int:
     config, schedule = setup.config, setup.schedule
     # Each lane holds its queue and the unroll that waits for a place, and the learner two updates.
     turns = math.ceil(schedule.lanes * (config.queue_size + 1) / schedule.per_turn) + 2
-    if isinstance(config, R2D2Config):
-        span = config.sequence_length // config.unroll_length
-        turns += math.ceil(schedule.lanes * span / schedule.per_turn)
-        sequences = config.replay.min_size + config.batch_size / config.replay.samples_per_insert
-        turns += math.ceil(sequences / config.batch_size)
-    return turns
+    steps = setup.algorithm.steps_before_learning(config, schedule.lanes)
+    # And until an update has been made on all that came by then.
+    steps += math.ceil(setup.algorithm.steps_per_update(config))
+    return turns + math.ceil(steps / setup.steps_per_turn)

@@ -225,7 +225,7 @@ def _settings(report: Report) -> list[str]:
             if "updates_per_second" in row:
                 updates = median_of(report, name, setting, "updates_per_second")
                 more = f"{updates:,.4g} updates/s"
-                if "batch_size" in report["config"]:
+                if "replay" in report["config"]:
                     sequences = updates * report["config"]["batch_size"]
                     more += f", {sequences:,.4g} sequences/s"
             if "bytes_per_second" in row:

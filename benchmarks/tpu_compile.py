@@ -1,9 +1,8 @@
 """Plan presets for many TPU slices with the real TPU compiler; needs no TPU, but takes an hour.
 
-Run it as: python benchmarks/tpu_compile.py [--averaging hosts]
+Run it as: python benchmarks/tpu_compile.py
 
-Writes benchmarks/results/tpu_compile.json after every slice, and tpu_compile.md from it; with
-gradients averaged within each host and then over hosts, tpu_compile_hosts.{json,md}.
+Writes benchmarks/results/tpu_compile.json after every slice, and tpu_compile.md from it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from typing import Any
 
 import jax
 
-from sebulba import presets
+from sebulba import algorithms, presets
 from sebulba.cli.plan_table import si
 from sebulba.config import Config
-from sebulba.devices import placement, tpu_slices
+from sebulba.devices import tpu_slices
 from sebulba.devices.topology import Topology
 from sebulba.planning import plan
 
 SLICES = ("v3-8", "v3-32", "v4-4096", "v5p-16", "v5e-8", "v5e-16", "v5e-32", "v6e-32")
-REFUSING = ("v5e-16", "v5e-32", "v5e-64", "v6e-32")
-"""Slices on which the compiler refuses splits that span hosts."""
 EVERY_LAYOUT = ("v3-8",)
 """On these, every sensible layout; on the others, what training takes by itself, and shared."""
 PRESETS = ("vtrace-atari", "r2d2-atari")
@@ -45,21 +42,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=PRESETS)
     parser.add_argument("--slices", nargs="+")
-    parser.add_argument("--averaging", choices=("devices", "hosts"), default="devices")
     options = parser.parse_args()
-    hosts = options.averaging == "hosts"
-    out = RESULTS / ("tpu_compile_hosts.json" if hosts else "tpu_compile.json")
+    out = RESULTS / "tpu_compile.json"
     jax.config.update("jax_platforms", "cpu")
     plans = json.loads(out.read_text())["plans"] if out.exists() else []
     for preset in options.presets:
-        for name in options.slices or (REFUSING if hosts else SLICES):
-            config = dataclasses.replace(presets.get(preset), averaging=options.averaging)
+        for name in options.slices or SLICES:
+            config = presets.get(preset)
             if name not in EVERY_LAYOUT:
                 config = _narrowed(config, name)
             made = dataclasses.asdict(plan.make(config, name))
             plans = [p for p in plans if (p["preset"], p["slice"]) != (preset, made["slice"])]
             plans.append(made)
-            results = {**_provenance(options.averaging), "plans": plans}
+            results = {**_provenance(), "plans": plans}
             out.write_text(json.dumps(results, indent=1) + "\n")
             out.with_suffix(".md").write_text(_markdown(results))
             print(preset, name, made["recommended"], made["why"], flush=True)
@@ -67,14 +62,16 @@ def main() -> None:
 
 def _narrowed(config: Config, slice_name: str) -> Config:
     devices = tpu_slices.devices(tpu_slices.parse(slice_name))
-    wanted = Topology.split(config.num_inference, devices, placement.share(config))
+    algorithm = algorithms.of(config)
+    wanted = Topology.split(
+        config.num_inference_devices, devices, lambda n: algorithm.fits(config, n)
+    )
     return dataclasses.replace(config, num_inference_devices=len(wanted.inference))
 
 
-def _provenance(averaging: str) -> dict[str, Any]:
-    options = "" if averaging == "devices" else f" --averaging {averaging}"
+def _provenance() -> dict[str, Any]:
     return {
-        "command": f"python benchmarks/tpu_compile.py{options}",
+        "command": "python benchmarks/tpu_compile.py",
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")},

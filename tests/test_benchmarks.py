@@ -16,8 +16,9 @@ import pytest
 from paths import ROOT
 
 from sebulba import presets
-from sebulba.config import ConfigError, to_json
-from sebulba.runners import training
+from sebulba.config import to_json
+from sebulba.runners import environments
+from sebulba.validation import ConfigError
 
 BENCHMARKS = ROOT / "benchmarks"
 DEVICES = jax.devices()
@@ -87,7 +88,8 @@ def test_pools_are_as_in_training_and_not_too_many(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = load("throughput_parts")
-    monkeypatch.setattr(training, "cpu_cores", lambda: 16)
+    for module in (parts, environments):
+        monkeypatch.setattr(module, "cpu_cores", lambda: 16)
 
     def settings(size: int, lanes: int, env: str = "Pong-v5") -> list[tuple[int, int, int]]:
         config = dataclasses.replace(presets.get("vtrace-catch"), env=env, envs_per_actor=size)
@@ -263,7 +265,7 @@ def test_what_was_evaluated_stays(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run, out = tmp_path / "run", tmp_path / "out"
     run.mkdir()
-    (run / "config.json").write_text(to_json(presets.get("vtrace-catch")))
+    (run / "config.json").write_text(to_json(presets.get("vtrace-catch"), "vtrace"))
     (run / "metrics.jsonl").write_text('{"frames": 30, "episode_return_mean_100": 1.0}\n')
     options = curve.Options(run=run, out=out)
     if end is KeyboardInterrupt:
@@ -312,7 +314,7 @@ def test_every_layout_that_the_preset_allows(load: Load) -> None:
     found = scaling.layouts(presets.get("vtrace-catch"))  # Of 32 environments, on 8 devices.
     assert [len(topology.learners) for topology in found] == [8, 1, 2, 4]
     assert found[0].inference == found[0].learners
-    odd = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=7)
+    odd = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=7, batch_size=7)
     assert [len(topology.learners) for topology in scaling.layouts(odd)] == [1, 7]
 
 
