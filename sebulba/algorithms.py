@@ -1,7 +1,7 @@
-"""What is particular to each algorithm, as one record; no other file asks which one it has.
+"""One record for each algorithm, with all that is specific to it: no other file asks which it is.
 
-An algorithm of your own is one more record: give it to ``sebulba.train(config, algorithm=...)``, or
-``register`` it, after which its configs are enough, on the command line too.
+An algorithm of your own is one more record. Either give it to ``sebulba.train(config,
+algorithm=...)``, or ``register`` it: then its configs are enough, on the command line too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from sebulba.validation import ConfigError
 
 C = TypeVar("C", bound=Config)
 Acts = Literal["training", "evaluating", "greedily"]
+"""What an agent is made for, which may change how it chooses actions."""
 MakeLearner = Callable[[C, Agent, EnvSpec, optax.GradientTransformation, Topology], Learner]
 
 
 def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") -> Agent:
-    """The reference actor-critic; it samples from its policy unless it acts ``greedily``.
+    """The reference actor-critic. It samples from its policy, or takes its mode if ``greedily``.
 
     Raises:
       ConfigError: the network does not fit the observation or the action.
@@ -44,7 +45,7 @@ def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") ->
 
 
 def whole_unrolls(config: Config) -> int:
-    """Unrolls in a batch that is made of all their trajectories.
+    """Unrolls in a batch of ``batch_size`` trajectories, ``envs_per_actor`` in each unroll.
 
     Raises:
       ConfigError: ``batch_size`` is not a multiple of ``envs_per_actor``.
@@ -60,29 +61,33 @@ def whole_unrolls(config: Config) -> int:
 
 
 def fit_unrolls(config: C, num_learners: int) -> C:
-    """``envs_per_actor`` and ``batch_size`` rounded up, so that each learner has an equal part."""
+    """Rounds ``envs_per_actor`` up, so that each learner gets equal parts of every unroll.
+
+    ``batch_size`` grows with it: a turn keeps its number of unrolls.
+    """
+    # Microbatches are cut from each unroll too, so a learner's part must divide by their number.
     envs = _round_up(config.envs_per_actor, num_learners * (config.num_microbatches or 1))
     return dataclasses.replace(config, envs_per_actor=envs, batch_size=whole_unrolls(config) * envs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm(Generic[C]):
-    """All that is particular to one algorithm. The defaults suit an actor-critic like V-trace's.
+    """All that is specific to one algorithm. The defaults suit an actor-critic like V-trace's.
 
     Attributes:
-      name: in saved configs.
-      config_class: its config; ``Config`` with the fields and rules of its own.
-      make_learner: ``(config, agent, spec, optimizer, topology)`` to its learner.
-      make_agent: ``(config, spec, acts)`` to the agent that trains, or evaluates, or acts greedily.
-      make_exploration: ``(config, num_envs)`` to how the environments of all hosts explore; None
-        where the policy itself does.
-      unrolls_per_turn: ``(config)`` to how many actors' unrolls the learner takes in one turn.
-      fit: ``(config, num_learners)`` to a config whose sizes so many learner devices of a host
-        divide: the same where they do already.
-      steps_per_update: ``(config)`` to agent steps of one host for each update, in the long run.
-      steps_before_learning: ``(config, num_actors)`` to agent steps of a host, with so many actors,
-        before its first update.
-      for_trial: ``(config)`` to one that starts learning as soon as it can, to measure its speed.
+      name: its name in saved configs.
+      config_class: the class of its configs, a subclass of ``Config``.
+      make_learner: ``(config, agent, spec, optimizer, topology)`` -> the learner.
+      make_agent: ``(config, spec, acts)`` -> the agent for ``acts``.
+      make_exploration: ``(config, num_envs)`` -> how the ``num_envs`` environments of all hosts
+        explore; None if the policy explores by itself.
+      unrolls_per_turn: ``(config)`` -> unrolls that the learner takes on each host in one turn.
+      fit: ``(config, num_learners)`` -> the config with its sizes rounded up, so that they divide
+        over ``num_learners`` devices of a host; an equal config if they do already.
+      steps_per_update: ``(config)`` -> agent steps of one host for each update, in the long run.
+      steps_before_learning: ``(config, num_actors)`` -> agent steps of a host with ``num_actors``
+        actors before its first update.
+      for_trial: ``(config)`` -> one that starts learning as soon as possible, to measure its speed.
     """
 
     name: str
@@ -97,20 +102,23 @@ class Algorithm(Generic[C]):
     for_trial: Callable[[C], C] = lambda config: config
 
     def num_updates(self, config: C, num_actors: int, num_hosts: int) -> int:
-        """Updates that ``total_steps`` take, were every step counted (auto-resets are not)."""
+        """Updates in ``total_steps``, for the decay of the learning rate.
+
+        It is a little less than the real number, because auto-resets do not count as steps.
+        """
         steps = config.total_steps / num_hosts - self.steps_before_learning(config, num_actors)
         return max(1, -int(-steps // self.steps_per_update(config)))
 
     def fits(self, config: C, num_learners: int) -> bool:
-        """Whether so many learner devices of a host divide the sizes of ``config``."""
+        """Whether the sizes of ``config`` divide over ``num_learners`` devices of a host."""
         return self.fit(config, num_learners) == config
 
 
 def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> Agent:
-    """R2D2's reference agent, which takes the best action.
+    """R2D2's reference agent, which takes the action with the largest Q value.
 
-    When ``evaluating`` it takes a random one with ``config.evaluation_epsilon``; in training the
-    exploration adds the random ones.
+    For ``evaluating`` it takes a random one with probability ``config.evaluation_epsilon``. In
+    training it never does, since ``make_exploration`` adds random actions.
 
     Raises:
       ConfigError: the network does not fit the observation or the action.
@@ -128,13 +136,15 @@ def _explore_by_ladder(config: R2D2Config, num_envs: int) -> Exploration:
 
 
 def _fit_sequences(config: R2D2Config, num_learners: int) -> R2D2Config:
+    # Batches are drawn from the replay, so their size does not depend on ``envs_per_actor``.
     size = _round_up(config.batch_size, num_learners * (config.num_microbatches or 1))
     envs = _round_up(config.envs_per_actor, num_learners)
     return dataclasses.replace(config, envs_per_actor=envs, batch_size=size)
 
 
 def _steps_per_batch(config: R2D2Config) -> float:
-    # Every unroll of an environment completes one sequence.
+    # Once an actor's first sequence is complete, each of its unrolls completes one sequence for
+    # each environment, which takes ``unroll_length`` agent steps.
     return config.batch_size / config.replay.samples_per_insert * config.unroll_length
 
 
@@ -162,17 +172,19 @@ _REGISTERED: dict[str, Algorithm[Any]] = {}
 
 
 def register(algorithm: Algorithm[C]) -> Algorithm[C]:
-    """Have ``of`` and ``from_fields`` find ``algorithm``, in place of any other of its name."""
+    """Let ``of`` and ``from_fields`` find ``algorithm``; replaces any other of the same name."""
     _REGISTERED[algorithm.name] = algorithm
     return algorithm
 
 
 def of(config: C) -> Algorithm[C]:
-    """The algorithm whose config class this is; that of a subclass is not guessed.
+    """The registered algorithm of exactly this class of config.
 
     Raises:
       ConfigError: there is none.
     """
+    # Not isinstance: a subclass with new fields would silently be trained by its parent's learner,
+    # which ignores them.
     for algorithm in _REGISTERED.values():
         if algorithm.config_class is type(config):
             return algorithm
@@ -184,18 +196,17 @@ def of(config: C) -> Algorithm[C]:
 
 
 def from_fields(name: str, fields: dict[str, Any]) -> Config:
-    """The config of a saved run.
+    """The config of a saved run, from the name of its algorithm and the fields of its config.
 
     Raises:
-      ConfigError: no algorithm has that name, or it lacks a field.
+      ConfigError: no registered algorithm has that name, or its config class lacks a field.
     """
     if name not in _REGISTERED:
         raise ConfigError(
             f"algorithm {name!r} is unknown: it must be one of {sorted(_REGISTERED)}. Import the "
             "module that registers it first, or use the version of the library that wrote it."
         )
-    config: Config = build(_REGISTERED[name].config_class, fields)
-    return config
+    return build(_REGISTERED[name].config_class, fields)
 
 
 def _round_up(size: int, multiple: int) -> int:

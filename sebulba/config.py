@@ -1,7 +1,7 @@
-"""Configuration: frozen dataclasses, from which the command line is made.
+"""Configuration: frozen dataclasses, from which the command line is generated.
 
-A config never changes during a run. Docstrings of fields are the help of the command line. Each
-algorithm has a config class of its own, next to its learner.
+The docstring of a field is its help text on the command line. A config never changes during a
+run. The config class of each algorithm is in the file of its learner.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ Option = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """The reference network: torso, optional recurrent core, heads."""
+    """The reference network: a torso, an optional recurrent core, and heads."""
 
     torso: Literal["mlp", "small", "shallow", "deep"] = "mlp"
-    """mlp: dense layers; small: two convolutions (Mnih et al. 2016; the small one of Espeholt et
-    al. 2018, figure 3); shallow: three (Mnih et al. 2015); deep: residual network of 15
-    (Espeholt et al. 2018, figure 3)."""
+    """mlp: dense layers; small: 2 convolutions (Mnih et al. 2016; the small network of Espeholt et
+    al. 2018, figure 3); shallow: 3 convolutions (Mnih et al. 2015); deep: a residual network of 15
+    convolutions (Espeholt et al. 2018, figure 3)."""
     hidden_sizes: Counts = (64, 64)
-    """Dense layers, after the convolutions where there are any."""
+    """Sizes of the dense layers, which follow the convolutions if there are any."""
     core: Literal["none", "lstm"] = "none"
-    """lstm: a recurrent core that also takes the last action and reward."""
+    """lstm: an LSTM that also takes the last action and reward as inputs."""
     core_size: Count = 256
     """Units of the LSTM."""
     frame_stack: Count = 1
-    """Last frames that the network sees, stacked on the device; cleared at episode starts."""
+    """How many of the last frames the network sees. They are stacked on the device, and cleared at
+    the start of an episode."""
     pixels: Literal["scaled", "normalized"] = "scaled"
-    """How convolutions read uint8 images. scaled: as 0 to 1; normalized: less the mean of the
-    observation (all its stacked frames), divided by its standard deviation (at least 10)."""
+    """How convolutions read uint8 images. scaled: divided by 255; normalized: minus the mean of the
+    observation (over all stacked frames), divided by its standard deviation (at least 10)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the network's arithmetic; parameters and losses stay float32."""
+    """Type in which the network computes; parameters and losses stay float32."""
     squash: Literal["tanh", "clip"] = "tanh"
     """How a Gaussian sample is brought into the bounds of a continuous action."""
 
@@ -59,13 +60,14 @@ class OptimizerConfig:
     name: Literal["rmsprop", "adam"] = "rmsprop"
     learning_rate: Positive = 6e-4
     decay_to_zero: bool = True
-    """Decay the learning rate linearly to 0 over the updates that total_steps nominally take;
-    auto-reset steps, which are not counted, let it reach 0 a little early."""
+    """Decay the learning rate linearly to 0 at total_steps. It reaches 0 a little early, because
+    steps in which an environment resets take up room in batches but do not count as steps."""
     epsilon: Positive = 1e-8
-    """Added to the mean square before the root (rmsprop), or to the root (adam)."""
+    """rmsprop: added to the mean square before taking its root; adam: added to the root."""
     rms_decay: ShareBelow1 = 0.99
+    """rmsprop: decay of the mean square."""
     max_gradient_norm: Positive = 0.5
-    """Gradients are scaled down to this global norm where they exceed it."""
+    """Gradients with a larger global norm are scaled down to this one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,68 +75,73 @@ class CheckpointConfig:
     """When checkpoints are written, and how many are kept."""
 
     interval: Count = 1000
-    """Turns of the learner (updates, for V-trace) between checkpoints; one more at the end."""
+    """Turns of the learner (for V-trace: updates) between checkpoints. The end of the run writes
+    one more."""
     max_to_keep: Count = 3
-    """Newest checkpoints to keep."""
+    """How many checkpoints to keep: the newest ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """What every algorithm shares."""
+    """The options that all algorithms share."""
 
     preset: str = ""
-    """Name of the preset this config came from."""
+    """Name of the preset that this config came from."""
     env: str = "CartPole-v1"
-    """EnvPool id, or sebulba/Catch, sebulba/Memory."""
+    """An id of EnvPool, sebulba/Catch, sebulba/Memory, or a name given to envs.register."""
     env_options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """Options of the environment: KEY VALUE [KEY VALUE ...]."""
     atari_protocol: Literal["machado", "impala"] = "machado"
-    """machado: sticky actions, all 18 actions; impala: minimal actions, life loss ends."""
+    """machado: sticky actions, all 18 actions; impala: no sticky actions, only the actions that the
+    game uses, and losing a life counts as termination."""
     total_steps: Count = 500_000
-    """Agent steps to train for, over all hosts (frames are steps times the frame skip)."""
+    """Agent steps to train for, over all hosts. The frames are this times the frame skip."""
     seed: Seed = 0
     out: Path | None = None
-    """Run directory (from Python: None writes nothing)."""
+    """The run directory. From Python, None writes nothing."""
     resume: bool = False
-    """Go on from the last complete checkpoint in the run directory."""
+    """Continue from the last complete checkpoint in the run directory."""
     placement: Literal["split", "shared"] = "split"
     """split: some devices of each host act and the others learn; shared: each does both."""
     num_inference_devices: OptionalCount = None
-    """Devices of each host that only act; None: a quarter, or as many more as let the learners
-    divide envs_per_actor. One device is shared."""
+    """Devices of each host that only act. None: a quarter of them, or the next larger number with
+    which the learner devices divide envs_per_actor. The only device of a host does both."""
     actors_per_device: Count = 2
-    """Actor threads for each inference device, each with its own environments."""
+    """Actor threads for each inference device. Each has its own environments."""
     envs_per_actor: Count = 32
-    """B: environments stepped together by one actor."""
+    """B: environments that one actor steps together."""
     env_threads: NotNegativeInt = 0
-    """Threads of each actor's EnvPool; 0 shares the host's CPU cores among its actors."""
+    """EnvPool threads of each actor. 0: the host's CPU cores are divided among its actors."""
     unroll_length: Count = 20
     """T: steps of one trajectory."""
     batch_size: Count = 32
     """Trajectories that one update learns from, on each host. V-trace: a multiple of
     envs_per_actor; R2D2: sequences drawn from the replay."""
     num_microbatches: OptionalCount = None
-    """Parts in which the gradient of an update is computed, so that acting slips in between.
-    None: one, but for V-trace's convolutions on CPUs as many as keep each within the cache."""
+    """Number of parts in which the gradient of an update is computed. A device that also acts can
+    act between them. None: 1, but for V-trace's convolutions on CPUs as many as make each part fit
+    in the cache."""
     queue_size: Count = 1
-    """Trajectories that wait in each actor's lane."""
+    """How many finished unrolls of an actor can wait for the learner. When there are more, the
+    actor waits."""
     policy_lag: Literal["any", "0", "1"] = "any"
-    """Turns between acting and learning. any: act on the newest parameters; 0: on exactly those
-    that the unroll's own turn starts from; 1: on those of the turn before. With 0 and 1 the data
-    do not depend on timing."""
+    """Which parameters an unroll is made with. any: the newest when it starts; 0: those that the
+    learner has when it takes the unroll; 1: those that it had one turn before. With 0 and 1, the
+    data do not depend on timing."""
     log_every: Count = 50
-    """Turns of the learner (updates, for V-trace) between two lines of metrics."""
+    """Turns of the learner (for V-trace: updates) between two rows of metrics."""
     network: NetworkConfig = NetworkConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     def validate(self) -> None:
-        """Refuse what can never work, whatever the devices and the environment.
+        """Check all that can be checked without the devices and the environment.
 
-        A config class of your own adds its rules after ``super().validate()``.
+        A subclass adds its own rules after calling ``super().validate()``.
 
         Raises:
-          ConfigError: naming the field, its value, the rule and the remedy.
+          ConfigError: a field breaks a rule. The message names the field, its value, the rule and
+            the remedy.
         """
         check_fields(self)
         require(
@@ -152,16 +159,16 @@ class Config:
 
 
 def to_json(config: Config, algorithm: str) -> str:
-    """Everything, resolved, with the name of the algorithm."""
+    """Return all fields of ``config`` and the name of its algorithm, as JSON."""
     fields = {"algorithm": algorithm, **dataclasses.asdict(config)}
-    return json.dumps(fields, indent=2, default=str) + "\n"
+    return json.dumps(fields, indent=2, default=str) + "\n"  # str is for the path `out`.
 
 
 def fields_from_json(text: str) -> tuple[str, dict[str, Any]]:
-    """The algorithm's name and the fields that ``to_json`` wrote.
+    """Return the algorithm's name and the fields that ``to_json`` wrote.
 
     Raises:
-      ConfigError: it is no JSON.
+      ConfigError: ``text`` is not a JSON object.
     """
     try:
         fields = dict(json.loads(text))
@@ -173,11 +180,14 @@ def fields_from_json(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def build(kind: type[Any], fields: dict[str, Any]) -> Any:
-    """A config of class ``kind`` from the fields that ``fields_from_json`` gave.
+    """Return a config of class ``kind`` with the fields from ``fields_from_json``.
+
+    Fields that are missing keep their defaults.
 
     Raises:
-      ConfigError: an unknown field, as another version may have written.
+      ConfigError: ``kind`` does not have one of the fields. Another version may have written it.
     """
+    # The class of a nested config comes from its default, since annotations are only strings here.
     defaults = kind()
     unknown = set(fields) - {field.name for field in dataclasses.fields(kind)}
     if unknown:
@@ -191,8 +201,8 @@ def build(kind: type[Any], fields: dict[str, Any]) -> Any:
         if dataclasses.is_dataclass(default):
             value = build(type(default), value)
         elif isinstance(value, list):
-            value = tuple(value)
+            value = tuple(value)  # JSON has no tuples.
         elif name == "out" and value is not None:
-            value = Path(value)
+            value = Path(value)  # The default is None, which does not tell the type.
         built[name] = value
     return kind(**built)

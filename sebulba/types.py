@@ -1,8 +1,7 @@
-"""The types that every part of the library passes to every other.
+"""The types that all parts of the library share.
 
-Arrays are time-major wherever they have a time axis: ``[T, B, ...]`` with ``T`` the unroll
-length and ``B`` the number of environments. The names are those of Espeholt et al. (2018),
-"IMPALA", and of dm_env.
+Arrays with a time axis are time-major: ``[T, B, ...]``, where ``T`` is the unroll length and ``B``
+the number of environments. The names follow Espeholt et al. (2018), "IMPALA", and dm_env.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ ArrayTree = Any
 Params = Any
 """Network parameters: a pytree of ``jax.Array``."""
 State = Any
-"""Recurrent state: a pytree of arrays ``[B, ...]``; ``()`` where there is none."""
+"""Recurrent state: a pytree of arrays ``[B, ...]``, empty if the agent has none."""
 
 
 class Timestep(NamedTuple):
-    """What the environment says at time t; every field is ``[B, ...]`` (or ``[T, B, ...]``).
+    """What the environments return at time t. Fields are ``[B, ...]``, or ``[T, B, ...]`` stacked.
 
     Attributes:
-      observation: array or dict of arrays.
-      reward: float32, received on arriving here; 0 where ``first``.
-      discount: float32, 0 on termination, else 1 (also on truncation).
-      first: bool, this is the first step of an episode.
+      observation: an array or a dict of arrays.
+      reward: float32, the reward for the action before this timestep; 0 where ``first``.
+      discount: float32, 0 if that action terminated the episode, otherwise 1, also if it was
+        truncated. Gamma is not included: the learner multiplies by it.
+      first: bool, whether this is the first timestep of an episode.
     """
 
     observation: ArrayTree
@@ -41,12 +41,12 @@ class Timestep(NamedTuple):
 
 
 class ActorOutput(NamedTuple):
-    """What the actor did at time t.
+    """What the agent returned at time t.
 
     Attributes:
-      action: ``[B, ...]``, in the environment's own terms.
-      extras: what the learner needs to know of the behavior policy (its log-probability,
-        its Q values, ...), ``[B, ...]``; ``()`` where it needs nothing.
+      action: ``[B, ...]``, as the environment takes it.
+      extras: what the learner needs to know about the behavior policy (log-probabilities,
+        Q values, ...), ``[B, ...]``; ``()`` if it needs nothing.
     """
 
     action: Any
@@ -54,12 +54,12 @@ class ActorOutput(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One unroll of T actions by B environments.
+    """T actions in each of B environments, and the T + 1 timesteps around them.
 
     Attributes:
       timestep: ``[T+1, B, ...]``. The last timestep of one unroll is the first of the next.
-      actor: ``[T, B, ...]``. ``actor[t]`` was chosen at ``timestep[t]`` and is judged by the
-        reward and discount of ``timestep[t + 1]``.
+      actor: ``[T, B, ...]``. ``actor[t]`` was chosen at ``timestep[t]``; its reward and discount
+        are in ``timestep[t + 1]``.
       initial_state: ``[B, ...]``, the recurrent state before ``timestep[0]``.
     """
 
@@ -69,77 +69,81 @@ class Trajectory(NamedTuple):
 
 
 class Unroll(NamedTuple):
-    """One unroll of one actor, on its way to the learner.
+    """One trajectory of one actor, on its way to the learner.
 
     Attributes:
       lane: number of the actor on this host.
-      shards: its trajectory cut along B into equal parts, one on each of this host's learner
-        devices, in their order.
-      version: turns of the learner behind the parameters that acted.
-      episodes: (return, length in agent steps) of the episodes that ended in it.
-      seconds: the actor's time since its last unroll: ``environment``, ``act``, ``transfer`` (to
-        the learner devices), ``queue`` and ``params`` (waiting for either).
+      shards: the trajectory cut along B into equal parts, one on each of this host's learner
+        devices, in the order of the devices.
+      version: number of turns that the learner had completed when it published the parameters
+        that acted.
+      episodes: (return, length in agent steps) of the episodes that ended during this unroll.
+      seconds: how the actor spent the time since its last unroll: ``environment``, ``act``,
+        ``transfer`` (to the learner devices), and waiting for ``queue`` and ``params``.
     """
 
     lane: int
     shards: Sequence[Trajectory]
     version: int = 0
     episodes: Sequence[tuple[float, int]] = ()
-    seconds: Mapping[str, float] = {}  # Never written to.
+    seconds: Mapping[str, float] = {}  # Shared by all instances, so it must stay empty.
 
 
 class Agent(Protocol):
-    """Pure functions of the parameters. Any network library can sit behind them.
+    """An agent as pure functions, which are called inside ``jax.jit``.
 
-    The recurrent state must be zeroed where ``timestep.first``, by both ``act`` and ``unroll``,
-    so that replaying a trajectory from ``initial_state`` reproduces what the actor computed.
+    They can be written with any network library. Both ``act`` and ``unroll`` must zero the
+    recurrent state where ``timestep.first``, before they use it, so that the learner computes what
+    the actor did when it replays a trajectory from ``initial_state``.
     """
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters."""
+        """Return new random parameters."""
 
     def initial_state(self, batch_size: int) -> State:
-        """The recurrent state at the start of an episode, ``[B, ...]``: zeros."""
+        """Return the recurrent state at the start of an episode: zeros ``[B, ...]``."""
 
     def act(
         self, params: Params, key: jax.Array, timestep: Timestep, state: State
     ) -> tuple[ActorOutput, State]:
-        """One action for each of B environments; all arguments and results are ``[B, ...]``."""
+        """Return the actions and the next state; all arguments and results are ``[B, ...]``."""
 
     def unroll(self, params: Params, timesteps: Timestep, state: State) -> tuple[ArrayTree, State]:
-        """The network's outputs over ``[T, B, ...]`` timesteps, from ``state`` ``[B, ...]``."""
+        """Return the network's outputs for ``[T, B, ...]`` timesteps, and the last state.
+
+        ``state`` ``[B, ...]`` is the recurrent state before ``timesteps[0]``.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape (without the batch axis) and dtype of one array of an observation.
+    """Shape (without the batch axis) and dtype of one array of an observation."""
 
-    No tuple, so that it is a leaf of the pytree that an observation's specs make.
-    """
+    # A dataclass and not a NamedTuple, which jax.tree would take apart: specs are leaves.
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 class DiscreteSpec(NamedTuple):
-    """Actions 0 .. num_actions - 1, int32 ``[B]``."""
+    """Discrete actions 0, ..., num_actions - 1, as int32 ``[B]``."""
 
     num_actions: int
 
 
 class BoxSpec(NamedTuple):
-    """Continuous actions, float32 ``[B, *low.shape]``, between ``low`` and ``high``."""
+    """Continuous actions between ``low`` and ``high``, as float32 ``[B, *low.shape]``."""
 
     low: np.ndarray[Any, np.dtype[np.float32]]
     high: np.ndarray[Any, np.dtype[np.float32]]
 
 
 class EnvSpec(NamedTuple):
-    """What an environment takes and gives.
+    """The observations and actions of a batch of environments.
 
     Attributes:
       observation: an ``ArraySpec`` or a dict of them.
-      action: ``DiscreteSpec`` or ``BoxSpec``.
+      action: a ``DiscreteSpec`` or a ``BoxSpec``.
       num_envs: B.
       frame_skip: frames of the underlying game for each agent step.
     """
@@ -151,25 +155,29 @@ class EnvSpec(NamedTuple):
 
 
 class Env(Protocol):
-    """A batch of B environments in NumPy, stepped together and owned by one thread.
+    """A batch of B environments in NumPy, stepped together and used by one thread only.
 
-    Auto-reset: the step after the end of an episode ignores the action for that environment
-    and returns the first timestep of the next episode (``first`` True, reward 0, discount 1).
+    Environments reset themselves: in the step after the end of an episode, an environment ignores
+    its action and returns the first timestep of its next episode (``first`` True, reward 0,
+    discount 1).
     """
 
     @property
     def spec(self) -> EnvSpec:
-        """Shapes, dtypes and number of environments."""
+        """Observations, actions and number of environments."""
 
     def reset(self) -> Timestep:
-        """Start a new episode in every environment; call it once, before the first step."""
+        """Start a new episode in every environment. Called once, before the first step."""
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
-        """Apply ``action`` ``[B, ...]``. The arrays returned are not written to again."""
+        """Apply ``action`` ``[B, ...]`` and returns the next timestep ``[B, ...]``.
+
+        The environment must not write to the returned arrays later: JAX may still read them.
+        """
 
     def close(self) -> None:
-        """Free what the environment holds; may be called more than once."""
+        """Release what the environment holds. May be called more than once."""
 
 
 MakeEnv = Callable[[int, int], Env]
-"""``make_env(num_envs, seed)``: the environments of one actor."""
+"""``make_env(num_envs, seed)`` returns the environments of one actor."""

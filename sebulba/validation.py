@@ -1,7 +1,7 @@
-"""Rules that the fields of a config keep, stated in their types.
+"""Rules for the fields of a config, stated in the types of the fields.
 
-A field of the type ``Count``, say, is an ``int`` that must be above 0; ``check_fields`` holds a
-config to the rules of all its fields, those of nested configs included.
+For example, a field of type ``Count`` is an ``int`` that must be above 0. ``check_fields`` checks
+all fields of a config and of the configs nested in it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 
 class ConfigError(ValueError):
-    """The user asked for something impossible; the message says the value, rule and remedy."""
+    """A config that cannot work. The message names the value, the rule and the remedy."""
 
 
 class Rule(NamedTuple):
-    """What a single value must be.
+    """A rule for a single value.
 
     Attributes:
-      holds: whether a value is allowed.
-      says: the rule in words, as in "must be above 0".
+      holds: returns whether a value follows the rule.
+      says: the rule in words, such as "must be above 0".
     """
 
     holds: Callable[[Any], bool]
@@ -38,6 +38,7 @@ OptionalCount = Annotated[
     int | None, Rule(lambda x: x is None or _is_count(x), f"{_COUNT}, or None")
 ]
 Counts = Annotated[tuple[int, ...], Rule(lambda xs: all(map(_is_count, xs)), "must all be above 0")]
+# The rules of floats say what holds, not what fails: so NaN, whose comparisons are False, fails.
 Positive = Annotated[float, Rule(lambda x: x > 0, "must be above 0")]
 NotNegative = Annotated[float, Rule(lambda x: x >= 0, "must be 0 or more")]
 NotNegativeInt = Annotated[int, Rule(lambda x: x >= 0, "must be 0 or more")]
@@ -50,23 +51,27 @@ Seed = Annotated[int, Rule(lambda x: 0 <= x < 2**32, "must be from 0 to 2**32 - 
 
 
 def check_fields(config: Any) -> None:
-    """Hold every field of a dataclass to the rules and the choices in its type.
+    """Check every field of the dataclass ``config`` against the rules and choices in its type.
 
     Raises:
-      ConfigError: naming the field, its value, the rule and the remedy.
+      ConfigError: a field breaks a rule. The message names the field, its value, the rule and
+        the remedy.
     """
     for name, rule in _rules(type(config)):
         require(config, name, rule.holds(_get(config, name)), rule.says)
 
 
 def require(config: Any, name: str, holds: bool, rule: str) -> None:
-    """Raise ``ConfigError`` about the field ``name`` (dotted, if nested) unless ``holds``."""
+    """Raise ``ConfigError`` about the field ``name`` (dotted if it is nested) unless ``holds``."""
     if not holds:
+        # As tyro names options: that of the field `lambda_`, a keyword without its _, is --lambda.
         option = "--" + name.replace("_", "-").rstrip("-")
         raise ConfigError(f"{name} is {_get(config, name)!r}: it {rule}. Set it with {option}.")
 
 
 def _rules(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Rule]]:
+    # get_type_hints, because `from __future__ import annotations` leaves strings in the fields;
+    # without include_extras it would drop the rules.
     for name, hint in get_type_hints(kind, include_extras=True).items():
         path = prefix + name
         if get_origin(hint) is Annotated:

@@ -1,8 +1,9 @@
-"""Policies over actions, as pure functions of a network's outputs.
+"""Distributions over actions, as pure functions of a network's outputs.
 
-``raw`` is what the policy samples; ``action`` is what the environment takes. All probabilities
-are of ``raw``: the Jacobian of a squashing depends on ``raw`` alone, so it cancels in the ratio
-pi / mu, and has no gradient in log pi. Keep ``raw`` with the action, since squashing loses digits.
+``raw`` is what the policy samples, and ``action`` is what the environment takes. All probabilities
+are those of ``raw``. Those of ``action`` differ from them by the Jacobian of the squashing, which
+depends on ``raw`` alone: it cancels in the ratio pi / mu, and adds no gradient to log pi. Store
+``raw`` with the action: it cannot be computed back from it, because squashing loses digits.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import numpy as np
 from sebulba.types import BoxSpec, DiscreteSpec
 
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Standard deviations from 0.0067 to 7.4: float32 ratios stay exact to 1e-4, nothing overflows.
+"""Standard deviations are from 0.0067 to 7.4: nothing overflows, float32 ratios are exact to 1e-4.
 
-Outside of it the log standard deviation has no gradient: start the network well inside."""
+Outside this range the log standard deviation has no gradient: start the network well inside it."""
 
 
 class Sample(NamedTuple):
-    """An action in the environment's terms, and the sample its probability is computed of."""
+    """An action as the environment takes it, and the raw sample, which has the probability."""
 
     action: jax.Array
     raw: jax.Array
@@ -32,9 +33,9 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-    """Discrete actions 0 .. num_actions - 1. ``parameters`` are finite logits ``[..., A]``.
+    """Discrete actions 0, ..., num_actions - 1. ``parameters`` are finite logits ``[..., A]``.
 
-    ``action`` and ``raw`` are the same int32 ``[...]``.
+    ``action`` and ``raw`` are the same int32 array ``[...]``.
     """
 
     num_actions: int
@@ -51,53 +52,57 @@ class Categorical:
         return Sample(action, action)
 
     def mode(self, parameters: jax.Array) -> Sample:
-        """The most probable action."""
+        """Return the most probable action."""
         action = jnp.argmax(parameters, axis=-1).astype(jnp.int32)
         return Sample(action, action)
 
     def log_prob(self, parameters: jax.Array, raw: jax.Array) -> jax.Array:
-        """Log-probability of ``raw``, ``[...]``."""
+        """Return the log-probability of ``raw``, ``[...]``."""
         log_probs = jax.nn.log_softmax(parameters)
         return jnp.take_along_axis(log_probs, raw[..., None], axis=-1)[..., 0]
 
     def entropy(self, parameters: jax.Array) -> jax.Array:
-        """Entropy in nats, ``[...]``."""
+        """Return the entropy in nats, ``[...]``."""
         log_probs = jax.nn.log_softmax(parameters)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
 
 def _exact(parameters: jax.Array) -> Any:
-    """Type of random numbers: bfloat16 has 128 between 0 and 1, too few to draw rare actions."""
+    """The dtype to draw random numbers in: float32 or wider."""
+    # In bfloat16, jax.random.uniform has only 128 values: rare actions would never be drawn.
     return jnp.promote_types(parameters.dtype, jnp.float32)
 
 
 def _inverse_cdf(uniform: jax.Array, logits: jax.Array) -> jax.Array:
-    """The int32 action whose interval of the cumulative distribution holds ``uniform`` in [0, 1).
+    """Return the int32 action whose interval of the cumulative distribution holds ``uniform``.
 
-    One random number for each row, where the Gumbel trick of jax.random.categorical draws one for
-    each action; random bits are the larger part of sampling on a CPU. Scaling by the computed
-    total, not by 1, keeps the last interval closed whatever the rounding.
+    ``uniform`` is in [0, 1), one number for each row. (``jax.random.categorical`` draws one for
+    each action, and on a CPU most of the time goes into drawing random bits.)
     """
     cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
+    # Scaled by the sum as rounded, which may not be 1: a threshold above it would be no action.
     threshold = uniform[..., None] * cumulative[..., -1:]
+    # <= and not <, so that an action of probability 0 is never taken, not even for uniform == 0.
     return jnp.sum(cumulative <= threshold, axis=-1, dtype=jnp.int32)
 
 
+# eq=False: the generated __eq__ and __hash__ would fail on arrays.
 @dataclasses.dataclass(frozen=True, eq=False)
 class DiagonalGaussian:
     """Continuous actions between ``low`` and ``high`` from independent Gaussians.
 
-    ``parameters`` are the means, then the log standard deviations, ``[..., 2 * D]``, with D the
-    number of elements of ``low``. ``raw`` is ``[..., D]``, ``action`` ``[..., *low.shape]``.
+    ``parameters`` are ``[..., 2 * D]``: the D means, then the D log standard deviations, where D is
+    the number of elements of ``low``. ``raw`` is ``[..., D]``, ``action`` ``[..., *low.shape]``.
 
     Attributes:
       low: lower bounds.
       high: upper bounds, of the same shape.
-      squash: "tanh" maps raw = +-inf to the bounds, which must be finite; "clip" takes ``raw`` in
-        the environment's own units and clips it, so a bound of +-inf does nothing.
+      squash: "tanh" maps -inf to ``low`` and +inf to ``high``, which must be finite. "clip" clips
+        ``raw``, which is in the environment's own units; bounds may be infinite.
 
     Raises:
-      ValueError: the bounds have two shapes or are not ordered, or "tanh" has infinite ones.
+      ValueError: the bounds differ in shape, are not ordered, or are infinite with "tanh"; or
+        ``squash`` is neither.
     """
 
     low: np.ndarray[Any, np.dtype[np.float32]]
@@ -131,18 +136,18 @@ class DiagonalGaussian:
         )
 
     def mode(self, parameters: jax.Array) -> Sample:
-        """The squashed mean."""
+        """Return the squashed mean, whose ``raw`` is the most probable one."""
         mean, _ = _mean_and_log_std(parameters)
         return self._squashed(mean)
 
     def log_prob(self, parameters: jax.Array, raw: jax.Array) -> jax.Array:
-        """Log-density of ``raw`` (not of the action), ``[...]``."""
+        """Return the log-density of ``raw`` (not of the action), ``[...]``."""
         mean, log_std = _mean_and_log_std(parameters)
         z = (raw - mean) * jnp.exp(-log_std)
         return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, parameters: jax.Array) -> jax.Array:
-        """Differential entropy of ``raw`` (not of the action) in nats, ``[...]``."""
+        """Return the differential entropy of ``raw`` (not of the action) in nats, ``[...]``."""
         _, log_std = _mean_and_log_std(parameters)
         return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
@@ -150,10 +155,10 @@ class DiagonalGaussian:
         action = raw.reshape(*raw.shape[:-1], *self.low.shape)
         low, high = jnp.asarray(self.low), jnp.asarray(self.high)
         if self.squash == "tanh":
-            # Halved one by one: high - low may overflow where neither does.
+            # Not (high - low) / 2, since the difference of large bounds may overflow.
             half_range = high / 2 - low / 2
             action = low + half_range * (1.0 + jnp.tanh(action))
-        # After tanh too, whose rounding may step over a bound.
+        # Clipped after tanh too: rounding may take the action over a bound.
         return Sample(jnp.clip(action, low, high), raw)
 
 
@@ -168,7 +173,10 @@ Distribution = Categorical | DiagonalGaussian
 def make(
     action_spec: DiscreteSpec | BoxSpec, squash: Literal["tanh", "clip"] = "tanh"
 ) -> Distribution:
-    """The policy for an action space; ``squash`` matters to continuous actions only."""
+    """Return the distribution over the actions of ``action_spec``.
+
+    ``squash`` is for continuous actions only; see ``DiagonalGaussian``, also for errors.
+    """
     if isinstance(action_spec, DiscreteSpec):
         return Categorical(action_spec.num_actions)
     return DiagonalGaussian(action_spec.low, action_spec.high, squash)

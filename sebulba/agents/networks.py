@@ -1,8 +1,8 @@
 """The reference networks, in flax.
 
 Every network maps timesteps ``[T, B, ...]`` and a recurrent state ``[B, ...]`` to outputs
-``[T, B, ...]`` and the next state. Frame stacking is part of that state: the environment gives
-single frames, and the last ones are kept on the device beside the LSTM's state.
+``[T, B, ...]`` and the next state. The environment returns single frames: the state holds the last
+frames for stacking, as well as the state of the LSTM.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
 Array = jax.Array
 
 SMALL = ((16, 8, 4), (32, 4, 2))
-"""Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3, left, without its LSTM."""
+"""Channels, kernel size and stride of each convolution: Mnih et al. 2016, section 5.1; Espeholt et
+al. 2018, figure 3, left, without its LSTM."""
 SHALLOW = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Mnih et al. 2015, "Human-level control", methods."""
+"""The same for Mnih et al. 2015, "Human-level control", methods."""
 
 _LEAST_DEVIATION = 10
-"""Grey levels. Frames of twelve Atari games have 8 to 74; one of a single color has none."""
+"""The smallest standard deviation, in gray levels, that pixels are divided by.
+
+Frames of twelve Atari games have 8 to 74; a frame of a single color has 0."""
 
 _HE = nn.initializers.he_normal()
 _LECUN = nn.initializers.lecun_normal()
 
 
 class Network(nn.Module):
-    """Torso, optional LSTM core; the heads are the caller's.
+    """A torso, an optional LSTM core, and the heads that the caller gives.
 
     Attributes:
-      config: sizes and kinds.
-      spec: what the environment observes and takes.
-      heads: ``heads()`` builds a module that maps features ``[T, B, F]`` to outputs.
+      config: kinds and sizes of the parts.
+      spec: the observations and actions of the environment.
+      heads: ``heads()`` returns a module that maps features ``[T, B, F]`` to outputs.
     """
 
     config: NetworkConfig
@@ -51,14 +54,20 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, timestep: Timestep, state: dict[str, State]) -> tuple[ArrayTree, State]:
-        """Outputs ``[T, B, ...]`` for timesteps ``[T, B, ...]`` from ``state`` ``[B, ...]``."""
+        """Return outputs ``[T, B, ...]`` and the last state ``[B, ...]``.
+
+        Args:
+          timestep: ``[T, B, ...]``.
+          state: the recurrent state before the first timestep, ``[B, ...]``.
+        """
         dtype = jnp.dtype(self.config.dtype)
-        state = dict(state)
+        state = dict(state)  # A copy: the caller's must not change.
         observation, action = _unpack(timestep.observation)
         if self.config.frame_stack > 1:
             observation, state["frames"] = stack_frames(
                 observation, timestep.first, state["frames"]
             )
+        # The torso has no memory, so it takes all T * B observations as one batch.
         lead = timestep.first.shape
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
         features = _torso(self.config, dtype)(flat)
@@ -68,13 +77,15 @@ class Network(nn.Module):
             features, state["lstm"] = LSTMCore(self.config.core_size, dtype)(
                 inputs, timestep.first, state["lstm"]
             )
+        # Policies and values are float32 whatever the dtype: ratios and TD errors need the digits.
         return self.heads()(features.astype(jnp.float32)), state
 
 
 def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict[str, State]:
-    """The state of ``Network`` at the start of an episode, ``[B, ...]``: zeros."""
+    """Return the state of ``Network`` at the start of an episode: zeros ``[B, ...]``."""
     state: dict[str, State] = {}
     if config.frame_stack > 1:
+        # The newest frame of a stack is in the observation, so the state has one frame less.
         frame, _ = _unpack(spec.observation)
         state["frames"] = jnp.zeros((batch_size, config.frame_stack - 1, *frame.shape), frame.dtype)
     if config.core == "lstm":
@@ -84,47 +95,53 @@ def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict
 
 
 def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Array]:
-    """Stack each frame with those before it in the same episode.
+    """Stack each frame with the frames before it in the same episode.
 
     Args:
-      frames: ``[T, B, ...]``, one frame for each step.
-      first: ``[T, B]``, first step of an episode.
-      before: ``[B, k-1, ...]``, the frames before ``frames[0]``, oldest first; zeros where they
-        belong to another episode.
+      frames: ``[T, B, ...]``, one frame for each timestep.
+      first: bool ``[T, B]``, whether the timestep is the first of an episode.
+      before: ``[B, k-1, ...]``, the frames before ``frames[0]``, oldest first; zeros in place of
+        frames of an earlier episode.
 
     Returns:
-      Stacks ``[T, B, k, ...]``, the newest last and zeros from before the episode's start, and
-      the frames ``[B, k-1, ...]`` before the next step.
+      The stacks ``[T, B, k, ...]``, newest frame last, with zeros in place of frames before the
+      start of the episode; and the last k - 1 frames ``[B, k-1, ...]``, the next ``before``.
     """
     length, depth = frames.shape[0], before.shape[1]
     frames = jnp.concatenate([jnp.moveaxis(before, 1, 0), frames])
+    # Frames are of the same episode if as many episodes have started by the one as by the other.
+    # Those of `before` are in episode 0, which is over at once if first[0].
     episode = jnp.cumsum(first, axis=0, dtype=jnp.int32)
     episode = jnp.concatenate([jnp.zeros((depth, *first.shape[1:]), jnp.int32), episode])
 
     def delayed(delay: int) -> Array:
+        # Timestep t is at index depth + t of `frames`.
         window = slice(depth - delay, depth - delay + length)
         same = episode[window] == episode[depth:]
         return _where(same, frames[window])
 
+    # Frames stay whole planes: it costs more to interleave them pixel by pixel, channels last.
     stacks = jnp.stack([delayed(delay) for delay in range(depth, -1, -1)], axis=2)
     last = _where(episode[length:] == episode[-1], frames[length:])
     return stacks, jnp.moveaxis(last, 0, 1)
 
 
 def _where(keep: Array, frames: Array) -> Array:
+    """Return ``frames`` ``[T, B, ...]`` where ``keep`` ``[T, B]``, and zeros elsewhere."""
     keep = keep.reshape(keep.shape + (1,) * (frames.ndim - keep.ndim))
     return jnp.where(keep, frames, jnp.zeros((), frames.dtype))
 
 
 class LSTMCore(nn.Module):
-    """An LSTM over time whose state is zeroed at episode starts."""
+    """An LSTM over time, whose state is zeroed at the start of every episode."""
 
     size: int
     dtype: Any
 
     @nn.compact
     def __call__(self, inputs: Array, first: Array, state: State) -> tuple[Array, State]:
-        """Outputs ``[T, B, size]`` for inputs ``[T, B, F]``, and the last state."""
+        """Return outputs ``[T, B, size]`` for inputs ``[T, B, F]``, and the last state."""
+        # All inputs at once, outside the loop over time; the one bias of the gates is in here.
         gates = nn.Dense(4 * self.size, dtype=self.dtype, name="input")(inputs)
         kernel = self.param("recurrent", _recurrent_kernel, (self.size, 4 * self.size))
         outputs, state = lstm(gates.astype(jnp.float32), kernel.astype(self.dtype), first, state)
@@ -132,7 +149,8 @@ class LSTMCore(nn.Module):
 
 
 def _recurrent_kernel(key: Array, shape: tuple[int, int]) -> Array:
-    """Orthogonal for each of the four gates."""
+    """Initialize the kernel of each of the four gates as an orthogonal matrix."""
+    # Drawn one by one: of the wide [H, 4 H] matrix, only the rows would be orthogonal.
     size = shape[0]
     keys = jax.random.split(key, 4)
     kernels = [nn.initializers.orthogonal()(key, (size, size), jnp.float32) for key in keys]
@@ -140,14 +158,14 @@ def _recurrent_kernel(key: Array, shape: tuple[int, int]) -> Array:
 
 
 class MLP(nn.Module):
-    """Dense layers over all observed arrays, flattened and joined."""
+    """Dense layers on all arrays of the observation, flattened and concatenated."""
 
     sizes: tuple[int, ...]
     dtype: Any
 
     @nn.compact
     def __call__(self, observation: ArrayTree) -> Array:
-        """``[N, ...]`` arrays to features ``[N, F]``."""
+        """Map arrays ``[N, ...]`` to features ``[N, F]``."""
         leaves = [_flatten(leaf) for leaf in jax.tree.leaves(observation)]
         return _dense(jnp.concatenate(leaves, axis=-1), self.sizes, self.dtype)
 
@@ -155,13 +173,14 @@ class MLP(nn.Module):
 class ConvTorso(nn.Module):
     """Convolutions and dense layers, each followed by a ReLU.
 
-    Weights start with the variance of He et al. 2015, eq. 10. Most pixels of a game never change;
-    with half that variance in every layer, the features of Pong's frames differ from one another a
-    third as much: a standard deviation of 0.006 instead of 0.016, where their size is 0.2 and 0.5.
+    Weights are initialized with the variance of He et al. 2015, eq. 10. Most pixels of a game never
+    change, so the features of its frames differ little. With half that variance in every layer they
+    would differ even less: for frames of Pong, by a standard deviation of 0.006 (features of size
+    0.2) instead of 0.016 (of size 0.5).
     """
 
     convolutions: tuple[tuple[int, int, int], ...]
-    """Channels, kernel size and stride of each."""
+    """Channels, kernel size and stride of each convolution."""
     sizes: tuple[int, ...]
     dtype: Any
     data_format: DataFormat
@@ -169,17 +188,18 @@ class ConvTorso(nn.Module):
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
+        """Map images ``[N, H, W]``, or with channels as in ``data_format``, to ``[N, F]``."""
         x, data_format = _channels(images), self.data_format
         for channels, size, stride in self.convolutions:
             layer = (channels, size, stride, "VALID", self.dtype, _HE)
             x = nn.relu(Conv(*layer, data_format, self.normalize)(x))
+            # conv2d always returns NHWC; and floats, so only the first layer normalizes.
             data_format = "NHWC"
         return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype, _HE)
 
 
 class ResNetTorso(nn.Module):
-    """Residual network of 15 convolutions (Espeholt et al. 2018, figure 3, right)."""
+    """The residual network of 15 convolutions (Espeholt et al. 2018, figure 3, right)."""
 
     sizes: tuple[int, ...]
     dtype: Any
@@ -188,7 +208,7 @@ class ResNetTorso(nn.Module):
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Images ``[N, H, W]``, or with channels as ``data_format`` says, to ``[N, F]``."""
+        """Map images ``[N, H, W]``, or with channels as in ``data_format``, to ``[N, F]``."""
         x, data_format = _channels(images), self.data_format
         for features in (16, 32, 32):
             x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, self.normalize)(x)
@@ -200,10 +220,10 @@ class ResNetTorso(nn.Module):
 
 
 class Conv(nn.Module):
-    """A convolution over images, in the fastest form of each platform.
+    """A convolution of images, computed in the way that is fastest on each platform.
 
-    uint8 pixels are read as 0 to 1, or where ``normalize`` with mean 0 and variance 1 over the
-    image and its channels.
+    uint8 pixels are scaled to 0 to 1 or, if ``normalize``, to mean 0 and variance 1 over each
+    image with all its channels. Other dtypes are taken as they are.
     """
 
     features: int
@@ -217,7 +237,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """``[N, H, W, C]``, or as ``data_format`` says, to ``[N, H', W', features]``."""
+        """Map ``[N, H, W, C]``, or as in ``data_format``, to ``[N, H', W', features]``."""
         channels = x.shape[self.data_format.index("C")]
         shape = (self.size, self.size, channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
@@ -227,9 +247,11 @@ class Conv(nn.Module):
         )
         if x.dtype != jnp.uint8:
             return convolve(x.astype(self.dtype), kernel.astype(self.dtype), bias)
-        kernel = (kernel / 255).astype(self.dtype)  # Cheaper than to divide the pixels.
+        kernel = (kernel / 255).astype(self.dtype)  # Cheaper than dividing the pixels.
         if not self.normalize:
             return convolve(x, kernel, bias)
+        # A convolution is linear, so its results can be divided by the deviation instead of the
+        # pixels, which stay bytes. 255 undoes the scale of the kernel.
         mean, deviation = _moments(x)
         scale = (255 / deviation)[:, None, None, None]
         return (convolve(x, kernel, offset=mean) * scale + bias).astype(self.dtype)
@@ -238,7 +260,7 @@ class Conv(nn.Module):
 def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
     if config.torso == "mlp":
         return MLP(config.hidden_sizes, dtype, name="torso")
-    # Stacked frames are planes; an image of several channels has them pixel by pixel.
+    # Stacked frames are planes [k, H, W]; images with channels of their own are [H, W, C].
     data_format: DataFormat = "NCHW" if config.frame_stack > 1 else "NHWC"
     kinds: dict[str, Callable[..., nn.Module]] = {
         "small": partial(ConvTorso, SMALL),
@@ -250,7 +272,7 @@ def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
 
 
 def _moments(images: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation ``[N]`` of each image, with all its channels."""
+    """Return the mean and standard deviation ``[N]`` of each image with all its channels."""
     x = images.astype(jnp.float32)
     deviation = jnp.maximum(jnp.std(x, (1, 2, 3)), _LEAST_DEVIATION)
     return jnp.mean(x, (1, 2, 3)), deviation
@@ -265,31 +287,34 @@ def _dense(
 
 
 def _channels(images: Array) -> Array:
+    """Return images ``[N, H, W]`` as ``[N, H, W, 1]``, and others as they are."""
     return images[..., None] if images.ndim == 3 else images
 
 
 def _flatten(leaf: Array) -> Array:
-    """Floats as they are; integers, of unknown scale, by symlog (Hafner et al. 2023)."""
+    """Flatten ``leaf`` ``[N, ...]`` to float32 ``[N, F]``."""
     x = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        # Integers can be of any size, such as scores: symlog (Hafner et al. 2023) tames them.
         x = jnp.sign(x) * jnp.log1p(jnp.abs(x))
     return x
 
 
 def _unpack(observation: Any) -> tuple[Any, Any]:
-    """Observation and previous action, which is None where the environment does not give it."""
+    """Return the observation and the previous action, or None if that is not observed."""
     if isinstance(observation, dict) and set(observation) == {"observation", "action"}:
         return observation["observation"], observation["action"]
     return observation, None
 
 
 def _core_inputs(features: Array, reward: Array, action: Any, spec: EnvSpec) -> Array:
-    """Features with the last reward, clipped to [-1, 1], and the last action."""
+    """Concatenate features, the last reward (clipped to [-1, 1]) and the last action."""
     parts = [features, jnp.clip(reward, -1, 1)[..., None].astype(features.dtype)]
     if action is not None:
         if isinstance(spec.action, BoxSpec):
             action = action.reshape(*action.shape[:2], -1)
         else:
+            # The first timestep of an episode has action 0, so it looks like one after action 0.
             action = jax.nn.one_hot(action, spec.action.num_actions)
         parts.append(action.astype(features.dtype))
     return lax.concatenate(parts, dimension=features.ndim - 1)

@@ -1,4 +1,4 @@
-"""The reference agents: networks behind the ``Agent`` protocol."""
+"""The reference agents: the reference networks as ``sebulba.types.Agent``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sebulba.validation import ConfigError
 
 
 class PolicyValue(NamedTuple):
-    """What an actor-critic network computes.
+    """The outputs of an actor-critic network.
 
     Attributes:
       policy: parameters of the distribution over actions, ``[T, B, P]``.
-      value: ``[T, B]``.
+      value: the state's value, ``[T, B]``.
     """
 
     policy: jax.Array
@@ -38,11 +38,11 @@ class PolicyValue(NamedTuple):
 
 
 class Behavior(NamedTuple):
-    """What V-trace needs to know of the policy that acted.
+    """What V-trace needs to know about the policy that acted.
 
     Attributes:
-      log_prob: log mu(a|x), ``[B]``.
-      raw: the sample before it was brought into the action's bounds, ``[B, ...]``.
+      log_prob: log mu(a_t | x_t), ``[B]``.
+      raw: the sample before it was brought into the bounds of the action, ``[B, ...]``.
     """
 
     log_prob: jax.Array
@@ -50,21 +50,21 @@ class Behavior(NamedTuple):
 
 
 class PolicyValueHeads(nn.Module):
-    """A linear policy and a linear value."""
+    """Linear layers for the policy and the value."""
 
     policy_size: int
 
     @nn.compact
     def __call__(self, features: jax.Array) -> PolicyValue:
-        """Features ``[T, B, F]`` to outputs ``[T, B, ...]``."""
-        # A small first policy is close to uniform, so that early data explores.
+        """Map features ``[T, B, F]`` to outputs ``[T, B, ...]``."""
+        # With small weights the first policy is nearly uniform, so that the first data explore.
         policy = nn.Dense(self.policy_size, kernel_init=nn.initializers.orthogonal(0.01))(features)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(features)
         return PolicyValue(policy, value[..., 0])
 
 
 class PolicyAgent:
-    """Actor-critic: samples actions from a policy, or takes its mode where ``greedy``."""
+    """An actor-critic agent, which samples from its policy or, if ``greedy``, takes its mode."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class PolicyAgent:
         distribution: Distribution,
         greedy: bool = False,
     ) -> None:
-        """``distribution`` is over the actions of ``spec``."""
+        """``distribution`` is a distribution over the actions of ``spec``."""
         self._config = config
         self._spec = spec
         self._distribution = distribution
@@ -83,17 +83,18 @@ class PolicyAgent:
         )
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters."""
+        """Return new random parameters."""
         return init(self._network, self._spec, self.initial_state(1), key)
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros ``[B, ...]``."""
+        """Return the state at the start of an episode: zeros ``[B, ...]``."""
         return networks.initial_state(self._config, self._spec, batch_size)
 
     def act(
         self, params: Params, key: jax.Array, timestep: Timestep, state: State
     ) -> tuple[ActorOutput, State]:
-        """Actions ``[B, ...]`` and the behavior policy's log-probabilities."""
+        """Return actions ``[B, ...]`` with ``Behavior`` as extras, and the next state."""
+        # Networks take [T, B, ...], so acting is an unroll of one step.
         output, state = self.unroll(params, add_time(timestep), state)
         policy = output.policy[0]
         sample = (
@@ -107,35 +108,35 @@ class PolicyAgent:
     def unroll(
         self, params: Params, timesteps: Timestep, state: State
     ) -> tuple[PolicyValue, State]:
-        """Policies and values ``[T, B, ...]``."""
-        output: tuple[PolicyValue, State] = self._network.apply(
-            {"params": params}, timesteps, state
-        )
-        return output
+        """Return policies and values ``[T, B, ...]``, and the last state."""
+        return self._network.apply({"params": params}, timesteps, state)
 
 
 class DuelingHeads(nn.Module):
-    """Advantages and a value, joined to Q values (Wang et al. 2016, "Dueling", eq. 9)."""
+    """Q values from advantages and a value (Wang et al. 2016, "Dueling Network", eq. 9)."""
 
     num_actions: int
     hidden_size: int
 
     @nn.compact
     def __call__(self, features: jax.Array) -> jax.Array:
-        """Features ``[T, B, F]`` to Q values ``[T, B, A]``."""
+        """Map features ``[T, B, F]`` to Q values ``[T, B, A]``."""
         advantage = nn.Dense(self.num_actions)(nn.relu(nn.Dense(self.hidden_size)(features)))
         value = nn.Dense(1)(nn.relu(nn.Dense(self.hidden_size)(features)))
+        # Without the mean, advantages and value would be determined only up to a constant.
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
 class QAgent:
-    """Acts on the largest Q value, which it reports in ``extras`` as ``[B, A]``.
+    """A Q-learning agent, which takes the action with the largest Q value.
 
-    The Q values are on the rescaled axis of R2D2.
+    Its Q values are h(Q), rescaled as in R2D2 (see ``sebulba.losses.rescale``).
     """
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, epsilon: float = 0.0) -> None:
-        """``epsilon``: share of random actions. Actors explore by ``inference.exploration``.
+        """``epsilon`` is the share of random actions in evaluation.
+
+        In training it is 0, and the actors explore (see ``sebulba.inference.exploration``).
 
         Raises:
           ValueError: the actions are continuous.
@@ -154,31 +155,37 @@ class QAgent:
         )
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters."""
+        """Return new random parameters."""
         return init(self._network, self._spec, self.initial_state(1), key)
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros ``[B, ...]``."""
+        """Return the state at the start of an episode: zeros ``[B, ...]``."""
         return networks.initial_state(self._config, self._spec, batch_size)
 
     def act(
         self, params: Params, key: jax.Array, timestep: Timestep, state: State
     ) -> tuple[ActorOutput, State]:
-        """Actions ``[B]`` and Q values ``[B, A]``."""
+        """Return actions ``[B]`` with their Q values ``[B, A]`` as extras, and the next state."""
         q_values, state = self.unroll(params, add_time(timestep), state)
         output = ActorOutput(jnp.argmax(q_values[0], axis=-1).astype(jnp.int32), q_values[0])
+        # A condition in Python, so that training computes no random numbers here.
         if self._epsilon > 0:
             output = epsilon_greedy(key, output, jnp.float32(self._epsilon))
         return output, state
 
     def unroll(self, params: Params, timesteps: Timestep, state: State) -> tuple[jax.Array, State]:
-        """Q values ``[T, B, A]``."""
-        output: tuple[jax.Array, State] = self._network.apply({"params": params}, timesteps, state)
-        return output
+        """Return Q values ``[T, B, A]`` and the last state."""
+        return self._network.apply({"params": params}, timesteps, state)
 
 
 def epsilon_greedy(key: jax.Array, output: ActorOutput, epsilon: jax.Array) -> ActorOutput:
-    """Replace the actions of ``QAgent`` by uniform ones with probability ``epsilon`` (``[B]``)."""
+    """Replace actions by uniformly random ones with probability ``epsilon``.
+
+    Args:
+      key: for all B environments.
+      output: what ``QAgent.act`` returned. Its Q values tell how many actions there are.
+      epsilon: float32 ``[]`` or ``[B]``, one for each environment.
+    """
     choose, draw = jax.random.split(key)
     batch, num_actions = output.extras.shape
     explore = jax.random.uniform(choose, (batch,), jnp.float32) < epsilon
@@ -187,12 +194,13 @@ def epsilon_greedy(key: jax.Array, output: ActorOutput, epsilon: jax.Array) -> A
 
 
 def init(network: networks.Network, spec: EnvSpec, state: State, key: jax.Array) -> Params:
-    """Fresh parameters of ``network``."""
+    """Return new random parameters of ``network``."""
+    # T = B = 1: the sizes of parameters depend on neither.
     return network.init(key, zero_timestep(spec, (1, 1)), state)["params"]
 
 
 def zero_timestep(spec: EnvSpec, lead: tuple[int, ...]) -> Timestep:
-    """A timestep of zeros with the leading axes ``lead``."""
+    """Return a timestep of zeros with the leading axes ``lead``."""
     observation = jax.tree.map(
         lambda array: jnp.zeros(lead + tuple(array.shape), array.dtype), spec.observation
     )
@@ -201,15 +209,15 @@ def zero_timestep(spec: EnvSpec, lead: tuple[int, ...]) -> Timestep:
 
 
 def add_time(tree: ArrayTree) -> Any:
-    """A time axis of length 1 in front of every array."""
+    """Add a time axis of length 1 in front of every array."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def check_observation(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
-    """Refuse a network that cannot take what ``env`` observes.
+    """Check that the network can take the observations of the environment named ``env``.
 
     Raises:
-      ConfigError: which network could.
+      ConfigError: it cannot. The message says which network can.
     """
     observation = spec.observation
     if has_action(spec):
@@ -228,8 +236,11 @@ def check_observation(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
         return
     if network.torso == "mlp":
         return
+    # Stacking makes frames the channels, so only frames without channels can be stacked.
     rank = 2 if network.frame_stack > 1 else len(shapes)
+    # The three convolutions of "shallow" leave at least one pixel of 36 x 36, and none of 35 x 35.
     if len(shapes) != rank or rank not in (2, 3) or min(shapes[:2]) < 36:
+        # An image with channels only has to give up stacking; anything else has to be an MLP's.
         color = len(shapes) == 3 and min(shapes[:2]) >= 36
         raise ConfigError(
             f"{env} observes an array of shape {shapes}: torso {network.torso} takes images "

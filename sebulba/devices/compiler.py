@@ -1,4 +1,4 @@
-"""What the compiler says of a program: that it refuses it and why, or what the program costs."""
+"""What XLA says about a program: what it costs, or why it does not compile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import jax
 
+# Of the types that programs have here; others count as 4 bytes.
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s32": 4, "u32": 4, "f32": 4, "bf16": 2, "f16": 2}
+# An asynchronous operation is a pair, such as all-reduce-start and all-reduce-done: only the start
+# matches, so that it counts once.
 _COLLECTIVE = re.compile(
     r"= (?P<type>\(.*?\)|\S+) (?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|"
     r"collective-permute)(-start)?\("
@@ -20,20 +23,20 @@ _REASON_LENGTH = 110
 
 
 class Refused(Exception):
-    """The compiler does not compile this program; the message is its reason, in one line."""
+    """The program does not compile for its devices; the message is the reason, in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What one call of a compiled program takes of each device.
+    """What one call of a compiled program costs each device.
 
     Attributes:
       flops: floating-point operations, by XLA's count.
-      bytes: read and written, by XLA's count, most of it from and to the device's memory.
-      hbm: peak of the device's memory in bytes: arguments, results, temporaries and code.
-      all_reduce_bytes: averaged over the devices.
-      collectives: kinds of communication between devices and how many of each.
-      seconds: it took to compile.
+      bytes: bytes read and written, by XLA's count, most of them in the device's memory.
+      hbm: peak memory of the device in bytes: arguments, results, temporaries and code.
+      all_reduce_bytes: bytes of the arrays that are summed over the devices.
+      collectives: number of operations of each kind of communication between devices.
+      seconds: time that compiling took.
     """
 
     flops: float
@@ -44,7 +47,8 @@ class Program:
     seconds: float
 
     def times(self, count: int) -> Program:
-        """``count`` calls in a row."""
+        """The cost of ``count`` calls in a row."""
+        # The peak of memory is about that of one call, since each reuses what the last one freed.
         return dataclasses.replace(
             self,
             flops=self.flops * count,
@@ -54,7 +58,7 @@ class Program:
         )
 
     def then(self, other: Program) -> Program:
-        """This one's calls, and then those of ``other``."""
+        """The cost of this program and then ``other``, which reuses its memory."""
         names = sorted({*self.collectives, *other.collectives})
         return Program(
             self.flops + other.flops,
@@ -67,16 +71,17 @@ class Program:
 
 
 def inspect(lowered: jax.stages.Lowered) -> Program:
-    """Compile, and read off what the program costs.
+    """Compile a program and return what it costs.
 
     Raises:
-      Refused: it does not compile for those devices.
+      Refused: it does not compile for its devices.
     """
     start = time.perf_counter()
     compiled = compile_(lowered)
     seconds = time.perf_counter() - start
     cost = compiled.cost_analysis() or {}
     memory: Any = compiled.memory_analysis()
+    # Donated arguments share their memory with results, so they are counted twice and taken off.
     hbm = (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -99,10 +104,10 @@ def inspect(lowered: jax.stages.Lowered) -> Program:
 
 
 def compile_(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile.
+    """Compile a program.
 
     Raises:
-      Refused: it does not compile for those devices.
+      Refused: it does not compile for its devices.
     """
     try:
         return lowered.compile()
@@ -111,20 +116,21 @@ def compile_(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 
 def reason(message: str) -> str:
-    """The one line of a compiler's message that says why."""
+    """One line that says why, from the many of a compiler's message."""
     line = next((line for line in message.splitlines() if line.strip()), "no reason given")
-    # RET_CHECK failure (file:line) condition, then the sentence for people.
+    # "RET_CHECK failure (file:line) condition sentence": only the sentence is for people to read.
     check = re.search(r"RET_CHECK failure \([^)]*\) (?P<rest>.*)", line)
     if check:
         line = check["rest"]
         sentence = re.search(r"[ )](?P<text>[A-Z][a-z]+ .*)", line)
         line = sentence["text"] if sentence else line
+    # Long lists of numbers, such as the ids of all devices, would push out the rest.
     line = re.sub(r"\(\d+(,\d+){3,}\)", "(...)", line).strip()
     return line if len(line) <= _REASON_LENGTH else f"{line[: _REASON_LENGTH - 3]}..."
 
 
 def find_collectives(text: str) -> list[tuple[str, int]]:
-    """The communication of a compiled program's text: kind, and bytes of each device's result."""
+    """The collective operations in a compiled program's text: kind and bytes of each result."""
     return [(match["name"], _size(match["type"])) for match in _COLLECTIVE.finditer(text)]
 
 

@@ -1,4 +1,4 @@
-"""Several hosts running one program."""
+"""Several hosts that run one program: joining, agreeing, and gathering numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sebulba.validation import ConfigError
 from sebulba.version import __version__
 
 HEARTBEAT_SECONDS = 10
-"""A host that has not been heard of for so long is taken for dead, and the others end."""
+"""A host that sends no heartbeat for so long counts as dead, and the other hosts end."""
 _VISIBLE_DEVICES = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
 _ELSEWHERE = {
     "TPU_WORKER_HOSTNAMES",
@@ -27,25 +27,25 @@ _ELSEWHERE = {
     "SLURM_STEP_NODELIST",
     "OMPI_MCA_orte_hnp_uri",
 }
-"""Variables by which JAX finds hosts without Kubernetes."""
+"""Environment variables by which JAX finds the other hosts without Kubernetes."""
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", "libtpu")
 
 
 def initialize(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Join the other hosts; call it before anything else uses JAX.
+    """Join the other hosts. Call it before anything else uses JAX.
 
-    Without arguments JAX finds them by itself on Cloud TPU slices, under SLURM and Open MPI; where
-    it finds none, this process is alone.
+    Without arguments, JAX finds the other hosts by itself on Cloud TPU slices and under SLURM and
+    Open MPI. If it finds none, this process runs alone.
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: how many there are.
-      process_id: which one this is, from 0.
+      num_processes: number of processes, one on each host.
+      process_id: the number of this process, from 0.
 
     Raises:
-      ConfigError: some of the arguments are given and some are missing, or out of range.
+      ConfigError: only some of the arguments are given, or they are out of range.
     """
     given = [value is not None for value in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
@@ -59,7 +59,8 @@ def initialize(
             f"process_id is {process_id}: it must be from 0 to num_processes - 1 "
             f"({num_processes - 1}). Set --process-id."
         )
-    # JAX leaves each task of SLURM and Open MPI the one GPU of its number on the node.
+    # Under SLURM and Open MPI, JAX restricts each task to the one GPU whose number is the task's on
+    # its node. A task that is alone on its node gets all of its GPUs back below.
     kept = _VISIBLE_DEVICES if _is_only_task(os.environ) else ()
     before = {name: jax.config.values[name] for name in kept}
     try:
@@ -69,11 +70,13 @@ def initialize(
             process_id,
             cluster_detection_method="deactivate" if _is_lone_pod(os.environ, given) else None,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            # The default of five minutes is how long a host waits for one that has failed.
+            # At its end, each host waits this long for the others; five minutes by default, which
+            # a host would spend waiting for one that has failed.
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        # No cluster, or JAX is in use already, as in a notebook: this process is alone.
+        # JAX found no cluster (ValueError), or is in use already, as in a notebook: this process is
+        # alone. Any other error, such as a coordinator that does not answer, is raised.
         alone = isinstance(error, ValueError) or "must be called before" in str(error)
         if any(given) or not alone:
             raise
@@ -82,9 +85,10 @@ def initialize(
 
 
 def _is_lone_pod(environment: Mapping[str, str], given: Sequence[bool]) -> bool:
-    """Whether JAX's search for hosts would ask Kubernetes, and fail or not be needed.
+    """Whether JAX's search for hosts would ask Kubernetes in vain, so that it must be turned off.
 
-    It asks for the indexed job that a pod belongs to, unless it finds hosts by other variables.
+    Unless other variables name the hosts, JAX asks Kubernetes for the indexed job that this pod
+    belongs to. That fails outside of such a job, and is not needed if all arguments are given.
     """
     if "KUBERNETES_SERVICE_HOST" not in environment or _ELSEWHERE & set(environment):
         return False
@@ -93,9 +97,11 @@ def _is_lone_pod(environment: Mapping[str, str], given: Sequence[bool]) -> bool:
 
 def _is_only_task(environment: Mapping[str, str]) -> bool:
     """Whether SLURM or Open MPI runs no other task of this program on this node."""
+    # The user has chosen devices, and JAX takes exactly these.
     if "JAX_LOCAL_DEVICE_IDS" in environment:
         return False
-    # First, since mpirun starts its own helpers by SLURM, with one task for each node.
+    # Before SLURM's variables: inside a SLURM job, mpirun starts one helper on each node as a SLURM
+    # task, and the processes that it starts there inherit the helper's variables.
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         return environment["OMPI_COMM_WORLD_LOCAL_SIZE"] == "1"
     tasks = environment.get("SLURM_NTASKS")
@@ -114,7 +120,7 @@ def is_primary() -> bool:
 
 @contextlib.contextmanager
 def naming_the_host() -> Iterator[None]:
-    """Add to an exception which of several hosts it is from."""
+    """Add a note to an exception that says which of several hosts raised it."""
     try:
         yield
     except Exception as error:
@@ -124,23 +130,25 @@ def naming_the_host() -> Iterator[None]:
 
 
 def agree(config: Config, algorithm: str, layout: str) -> None:
-    """Check that all hosts run the same config, on the same layout, with the same versions.
+    """Check that all hosts have the same config, layout and versions of packages.
 
     Raises:
-      ConfigError: naming what differs and on which host.
+      ConfigError: what differs, and on which hosts.
     """
     mine = {**_facts(config, algorithm), "layout": layout}
-    # What is compared depends on the kind of config: hosts must gather arrays of one size.
+    # Names first: the arrays that ``agree_on`` gathers have one row for each name, and gathering
+    # arrays of different sizes would fail or hang.
     agree_on({"the names of the config's fields": sorted(mine)})
     agree_on(mine)
 
 
 def agree_on(mine: Mapping[str, Any]) -> None:
-    """Check that these values, of the same names, are the same on all hosts.
+    """Check that these values are the same on all hosts, which must pass the same names.
 
     Raises:
-      ConfigError: naming what differs and on which host.
+      ConfigError: what differs, and on which hosts.
     """
+    # Values of any size and type become digests of one size, which can be gathered as an array.
     everywhere = gather(np.stack([_digest(value) for value in mine.values()]))
     for number, (name, value) in enumerate(mine.items()):
         different = [
@@ -172,11 +180,16 @@ def _version(package: str) -> str | None:
 
 def _digest(value: Any) -> np.ndarray:
     text = json.dumps(value, sort_keys=True).encode()
+    # int32, since JAX truncates 64-bit integers to 32 bits by default.
     return np.frombuffer(hashlib.sha256(text).digest()[:16], np.int32)
 
 
 def gather(numbers: np.ndarray) -> np.ndarray:
-    """The arrays of all hosts, ``[hosts, ...]``; every host calls it at the same turn."""
+    """The arrays of all hosts, ``[hosts, ...]``.
+
+    All hosts must call it equally often, in the same order, with arrays of one shape: it waits for
+    all of them.
+    """
     if jax.process_count() == 1:
         return numbers[None]
     return np.asarray(multihost_utils.process_allgather(numbers))

@@ -1,7 +1,7 @@
-"""Which devices act and which learn: the wanted split, or the nearest one that works.
+"""Which devices act and which learn: the split that the config wants, or the nearest that works.
 
 The TPU compiler refuses some meshes that leave out devices of a slice, so it is asked about the
-very mesh before anything is built on it. On other platforms any mesh works.
+exact mesh before anything is built on it. On other platforms any mesh works.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sebulba.devices.tpu_slices import Slice, identify
 from sebulba.validation import ConfigError
 
 Ask = Callable[[Sequence[Topology]], list[str | None]]
-"""Why the learner mesh of each topology does not work; None where it does."""
+"""Gives, for each topology, why its learner mesh does not work; None if it does."""
 
 
 class Placement(NamedTuple):
-    """The roles of the devices, and a line where they are not those asked for."""
+    """The roles of the devices, and a line of explanation if the config wants others."""
 
     topology: Topology
     note: str | None
@@ -37,18 +37,19 @@ def choose(
     devices: Sequence[jax.Device] | None = None,
     ask: Ask | None = None,
 ) -> Placement:
-    """The topology that ``config`` wants, the nearest one that works, or ``Topology.shared``.
+    """The topology that ``config`` wants, else the nearest split that works, else all shared.
 
-    Only placements whose learners divide the batch are taken in its place.
+    Other topologies than the wanted one are only taken if their learners divide the batch.
 
     Args:
-      config: wants ``num_inference_devices`` that act on each host.
-      fits: whether the batch divides over that many learner devices of a host.
-      devices: devices of all hosts; ``jax.devices()`` where None.
-      ask: None takes ``known_or_asked`` on TPUs, and ``accept`` elsewhere.
+      config: says how many devices of each host act (``num_inference_devices``), and whether all
+        devices do both (``placement``).
+      fits: whether the batch divides over a number of learner devices of a host.
+      devices: devices of all hosts; None takes ``jax.devices()``.
+      ask: None takes ``known_or_asked`` on TPUs and ``accept`` on other platforms.
 
     Raises:
-      ConfigError: nothing works, or the split is impossible on any platform.
+      ConfigError: no placement works, or the split is impossible with so many devices.
     """
     devices = jax.devices() if devices is None else devices
     if config.placement == "shared":
@@ -56,6 +57,7 @@ def choose(
     if ask is None:
         ask = known_or_asked(devices) if devices[0].platform == "tpu" else accept
     wanted = Topology.split(config.num_inference_devices, devices, fits)
+    # First the wanted one alone: it usually works, and each further question takes time.
     (why,) = ask([wanted])
     if why is None:
         return Placement(wanted, None)
@@ -71,9 +73,10 @@ def choose(
 
 
 def alternatives(wanted: Topology, devices: Sequence[jax.Device]) -> list[Topology]:
-    """Every other placement: splits, those nearest to ``wanted`` first, then ``shared``."""
+    """Every other placement: first the splits, nearest to ``wanted`` first, then ``shared``."""
     acting, learning = len(wanted.inference), len(wanted.learners)
     per_host = acting + learning
+    # A split is only shared if each host has a single device: there is no other placement then.
     if wanted.is_shared:
         return []
     others = [count for count in range(1, per_host) if count != acting]
@@ -83,9 +86,10 @@ def alternatives(wanted: Topology, devices: Sequence[jax.Device]) -> list[Topolo
 
 
 def tpu_compiler(tpu_slice: Slice) -> Ask:
-    """Ask the TPU compiler, in a process of its own: 10 seconds or so."""
+    """Ask the TPU compiler in a child process, which takes about 10 seconds."""
 
     def ask(topologies: Sequence[Topology]) -> list[str | None]:
+        # The child rebuilds each topology from this count: in a split, the first devices act.
         counts = [_acting_only(topology) for topology in topologies]
         answers = mesh_probe.ask(tpu_slice, counts)
         return [answers[count] for count in counts]
@@ -94,10 +98,10 @@ def tpu_compiler(tpu_slice: Slice) -> Ask:
 
 
 def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
-    """The survey's answers, where this slice is in it and the compiler is the same; else ask.
+    """The survey's answers if it has this slice and this version of the compiler; else ask.
 
-    Where nothing answers, a mesh of all devices of the slice or of a single one is accepted: no
-    slice refuses those.
+    If the compiler cannot be asked, only meshes of one device or of all devices are accepted,
+    which work on every slice.
     """
     tpu_slice = identify(devices)
 
@@ -107,6 +111,7 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
                 raise mesh_probe.CannotAsk(f"{devices[0].device_kind} is not known")
             answers = survey()
             known = answers["slices"].get(tpu_slice.name, {})
+            # One name can stand for several shapes, and their answers may differ.
             if known.get("shape") == tpu_slice.shape and answers["libtpu"] == _libtpu_version():
                 return [known["refused"].get(topology.layout) for topology in topologies]
             return tpu_compiler(tpu_slice)(topologies)
@@ -119,6 +124,7 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
 
 
 def _acting_only(topology: Topology) -> int:
+    """Devices of this host that only act: 0 if the devices are shared."""
     return sum(device not in topology.learners for device in topology.inference)
 
 
@@ -130,20 +136,17 @@ def _libtpu_version() -> str | None:
 
 
 def accept(topologies: Sequence[Topology]) -> list[str | None]:
-    """Every mesh works."""
+    """Every mesh works, as on CPUs and GPUs."""
     return [None] * len(topologies)
 
 
 def survey() -> dict[str, Any]:
-    """What the compiler said of every slice, with the date and versions: see placement.json."""
-    answers: dict[str, Any] = json.loads(
-        files("sebulba.devices").joinpath("placement.json").read_text()
-    )
-    return answers
+    """The contents of placement.json: the compiler's answers for all slices, date and versions."""
+    return json.loads(files("sebulba.devices").joinpath("placement.json").read_text())
 
 
 def surveyed(slice_name: str) -> str:
-    """The survey's answer for a slice, in a line."""
+    """The survey's answer for a slice, in one line."""
     answers = survey()
     source = f"asked on {answers['date']} with libtpu {answers['libtpu']}"
     known = answers["slices"].get(slice_name)

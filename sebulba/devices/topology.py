@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sebulba.validation import ConfigError
 
 LEARNER_AXIS = "learner"
+"""Name of the one axis of the learner mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Topology:
       inference: this host's devices that act.
       learners: this host's devices that learn.
       mesh: the learner devices of all hosts, one axis named ``learner``.
-      layout: the split of every host, in the notation of Huang et al. (2023), "Cleanba":
-        ``a0-l1,2,3`` has device 0 act and devices 1 to 3 learn; with ``a0,1-l0,1`` both do both.
-      num_hosts: hosts that take part.
+      layout: the roles on every host, in the notation of Huang et al. (2023), "Cleanba". In
+        ``a0-l1,2,3`` device 0 acts and devices 1 to 3 learn; in ``a0,1-l0,1`` both do both.
+      num_hosts: number of hosts.
     """
 
     inference: tuple[jax.Device, ...]
@@ -44,13 +45,13 @@ class Topology:
 
         Args:
           num_inference: devices of each host that act; the others learn. None takes a quarter
-            of them, at least one, or the next number that leaves learners which ``fits`` accepts.
-            A host with one device shares it between both roles.
-          devices: devices of all hosts; ``jax.devices()`` where None.
-          fits: whether the batch divides over that many learners of a host.
+            of them, at least one, or the next larger number for which ``fits`` accepts the number
+            of learners. A host with one device shares it between both roles.
+          devices: devices of all hosts; None takes ``jax.devices()``.
+          fits: whether the batch divides over a number of learner devices of a host.
 
         Raises:
-          ConfigError: a split that the devices do not allow, or hosts that differ.
+          ConfigError: the hosts have too few devices, or different numbers of them.
         """
         hosts = _by_host(jax.devices() if devices is None else devices)
         per_host = len(hosts[jax.process_index()])
@@ -66,10 +67,10 @@ class Topology:
         """Every device of every host both acts and learns.
 
         Args:
-          devices: devices of all hosts; ``jax.devices()`` where None.
+          devices: devices of all hosts; None takes ``jax.devices()``.
 
         Raises:
-          ConfigError: hosts that differ.
+          ConfigError: the hosts have different numbers of devices.
         """
         hosts = _by_host(jax.devices() if devices is None else devices)
         everyone = range(len(hosts[jax.process_index()]))
@@ -81,9 +82,12 @@ class Topology:
         return cls(
             inference=tuple(local[i] for i in acting),
             learners=tuple(local[i] for i in learning),
+            # In the same order on every host, since all of them run one program on this mesh.
             mesh=Mesh(
                 np.array([host[i] for host in hosts for i in learning]),
                 (LEARNER_AXIS,),
+                # The compiler chooses shardings outside of ``shard_map``. With explicit axes they
+                # would be part of every array's type.
                 axis_types=(AxisType.Auto,),
             ),
             layout=f"a{','.join(map(str, acting))}-l{','.join(map(str, learning))}",
@@ -96,7 +100,7 @@ class Topology:
         return self.inference == self.learners
 
     def replicated(self) -> NamedSharding:
-        """A copy on every device of ``mesh``."""
+        """The sharding of an array with a copy on every device of ``mesh``."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def __str__(self) -> str:
@@ -106,20 +110,22 @@ class Topology:
 
 
 def _by_host(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+    # Sorted by id, so that the result does not depend on the order in which devices are given.
     hosts: dict[int, list[jax.Device]] = {}
     for device in sorted(devices, key=lambda device: device.id):
         hosts.setdefault(device.process_index, []).append(device)
     counts = {process: len(host) for process, host in sorted(hosts.items())}
     if len(set(counts.values())) > 1:
         raise ConfigError(
-            f"hosts have different numbers of devices ({counts}): every host must have as many. "
-            "Start the program on equal hosts."
+            f"hosts have different numbers of devices ({counts}): every host must have the same "
+            "number. Start the program on equal hosts."
         )
     return [hosts[process] for process in sorted(hosts)]
 
 
 def _default(per_host: int, fits: Callable[[int], bool]) -> int:
     quarter = max(1, per_host // 4)
+    # With no number that fits, a quarter: the batch is then refused with its own message.
     return next((n for n in range(quarter, per_host) if fits(per_host - n)), quarter)
 
 

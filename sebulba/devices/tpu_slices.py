@@ -1,12 +1,13 @@
-"""Cloud TPU slices: what a name such as v5e-16 stands for, and what its chips can do.
+"""Cloud TPU slices: what a name such as v5e-16 means, and what its chips can do.
 
-Peaks are those of Google's system architecture pages (cloud.google.com/tpu/docs/v2, v3, v4, v5e,
-v5p, v6e), read in November 2026. Inter-chip interconnect (ICI), all links of a chip, one way:
-v5e, v5p and v6e are half of the bidirectional numbers there; v3 and v4 are those of Jouppi et al.
-(2023), "TPU v4", table 4 (4 links of 70 GB/s, 6 of 50 GB/s); v2 those of Jouppi et al. (2020),
-"A domain-specific supercomputer" (4 links of 496 Gbit/s). CPUs of a host are those of the machine
-types ct3, ct3p, ct4p, ct5lp, ct5p and ct6e (cloud.google.com/kubernetes-engine/docs/concepts/
-plan-tpus); v2, which is not there, is taken to have v3's.
+Peak rates are from Google's system architecture pages (cloud.google.com/tpu/docs/v2, v3, v4, v5e,
+v5p, v6e), read in November 2026. The bandwidth of the inter-chip interconnect (ICI) is that of all
+links of a chip, one way. For v5e, v5p and v6e it is half of the bidirectional number on those
+pages; for v3 and v4 it is from Jouppi et al. (2023), "TPU v4", table 4 (4 links of 70 GB/s, 6 of
+50 GB/s); for v2 from Jouppi et al. (2020), "A domain-specific supercomputer" (4 links of 496
+Gbit/s). The CPUs of a host are those of the machine types ct3, ct3p, ct4p, ct5lp, ct5p and ct6e
+(cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus); v2 is not listed there and is assumed
+to have those of a v3 slice of one host.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Generation:
 
     Attributes:
       name: as in slice names, "v5e".
-      flops: peak of a chip in bfloat16, operations/s. JAX multiplies float32 matrices in one
-        bfloat16 pass by default.
+      flops: peak of a chip in bfloat16, operations/s. This holds for float32 matrices too, which
+        JAX multiplies in one bfloat16 pass on TPUs by default.
       hbm_bytes, hbm_bandwidth: memory of a chip, bytes and bytes/s.
       ici_bandwidth: all links of a chip together, one way, bytes/s.
-      cores_per_chip: what the number in a slice's name counts.
-      devices_per_chip: JAX devices; from v4 on, two cores are one device ("megacore").
-      cpus: virtual CPUs of a host, by its number of chips; those of one host among several first.
-      shapes: topology by the number in the slice's name.
+      cores_per_chip: TensorCores, which the number in a slice's name counts.
+      devices_per_chip: JAX devices; on v4 and v5p, two cores are one device ("megacore").
+      cpus: virtual CPUs of a host, by its number of chips.
+      shapes: topology in chips, such as "4x4", by the number in the slice's name.
     """
 
     name: str
@@ -65,6 +66,8 @@ _CUBES = (
 GENERATIONS = {
     generation.name: generation
     for generation in (
+        # In the order of the fields: name, FLOP/s, memory, its bandwidth, ICI bandwidth, cores and
+        # JAX devices of a chip, CPUs of a host.
         Generation(
             *("v2", 46e12, 16 * _GIB, 700e9, 248e9, 2, 2, {4: 96}),
             _shapes("8:2x2 32:4x4 128:8x8 256:8x16 512:16x16"),
@@ -92,23 +95,24 @@ GENERATIONS = {
     )
 }
 _ALIASES = {"v5litepod": "v5e"}
-# What JAX calls them; some have had two names.
+# Values of jax.Device.device_kind, of which some generations have had two.
 _KINDS = {
     **{f"TPU {name}": name for name in GENERATIONS},
     **{"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"},
 }
+# A v3 slice of one host comes on another machine type (ct3) than hosts of larger slices (ct3p).
 _SINGLE_HOST_V3_CPUS = 96
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that share one interconnect.
+    """A TPU slice: chips that are connected by one interconnect.
 
     Attributes:
-      name: "v5e-16".
+      name: such as "v5e-16".
       generation: the kind of chip.
-      shape: "4x4", in chips.
-      chips, hosts: how many.
+      shape: the topology in chips, such as "4x4".
+      chips, hosts: how many the slice has.
       chips_per_host: chips of each host.
     """
 
@@ -133,17 +137,17 @@ class Slice:
 
     @property
     def flops(self) -> float:
-        """Peak of a JAX device, operations/s."""
+        """Peak rate of a JAX device, operations/s."""
         return self.generation.flops / self.generation.devices_per_chip
 
     @property
     def hbm_bytes(self) -> float:
-        """Memory of a JAX device."""
+        """Memory of a JAX device, bytes."""
         return self.generation.hbm_bytes / self.generation.devices_per_chip
 
     @property
     def hbm_bandwidth(self) -> float:
-        """Of a JAX device, bytes/s."""
+        """Memory bandwidth of a JAX device, bytes/s."""
         return self.generation.hbm_bandwidth / self.generation.devices_per_chip
 
     @property
@@ -160,10 +164,11 @@ def names() -> list[str]:
 def parse(name: str) -> Slice:
     """The slice that Cloud TPU calls ``name``.
 
-    The number counts TensorCores for v2, v3, v4 and v5p, and chips for v5e (v5litepod) and v6e.
+    The number in a name counts TensorCores, of which v2, v3, v4 and v5p have two on each chip, and
+    v5e (also called v5litepod) and v6e have one.
 
     Raises:
-      ConfigError: there is none; the message has the list.
+      ConfigError: there is no such slice; the message lists those that there are.
     """
     kind, _, count = name.partition("-")
     generation = GENERATIONS.get(_ALIASES.get(kind, kind))
@@ -187,12 +192,14 @@ def of(generation: str, shape: str, chips_per_host: int) -> Slice:
 
 
 def identify(devices: Sequence[jax.Device]) -> Slice | None:
-    """The slice that these devices of all hosts are; None where they are no known TPUs."""
+    """The slice that these devices of all hosts make up; None if they are not known TPUs."""
     generation = _KINDS.get(devices[0].device_kind)
     if generation is None:
         return None
+    # Keyed by chip: on v2 and v3, the two devices of a chip have the same coordinates.
     places = {tuple(device.coords): device.process_index for device in devices}
     sides = [max(side) - min(side) + 1 for side in zip(*places, strict=True)]
+    # ``coords`` always has three numbers; the other generations use only two of them.
     dimensions = 3 if generation in ("v4", "v5p") else 2
     shape = "x".join(str(side) for side in sides[:dimensions])
     return of(generation, shape, len(places) // len(set(places.values())))
@@ -203,18 +210,20 @@ def _count(shape: str) -> int:
 
 
 def devices(tpu_slice: Slice) -> list[jax.Device]:
-    """Stand-ins for the slice's devices, to compile for and nothing else; needs no TPU.
+    """Descriptions of the slice's devices, which programs can be compiled for; needs no TPU.
 
     Raises:
       ConfigError: the TPU compiler is not installed.
     """
-    # Without these, libtpu asks a metadata server that only Google's machines have, and waits.
+    # Without these, libtpu asks a metadata server, which only Google Cloud's machines have, and
+    # waits for its answer.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", tpu_slice.name)
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    # One process at a time may load libtpu, but that rule is for those which use the chips.
+    # libtpu lets only one process load it, to protect the chips, which are not used here.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options: dict[str, Any] = {"chips_per_host_bounds": _BOUNDS[tpu_slice.chips_per_host]}
+    # Two cores as one JAX device, as real v4 and v5p chips are by default.
     if tpu_slice.generation.cores_per_chip > tpu_slice.generation.devices_per_chip:
         options["chip_config_name"] = "megacore"
     try:
@@ -232,4 +241,5 @@ def devices(tpu_slice: Slice) -> list[jax.Device]:
     return list(description.devices)
 
 
+# How a host's chips are arranged in the slice.
 _BOUNDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}

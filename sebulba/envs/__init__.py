@@ -1,4 +1,4 @@
-"""Environments: batched, in NumPy, auto-resetting; see ``sebulba.types.Env``."""
+"""Batched environments in NumPy, which reset themselves; see ``sebulba.types.Env``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ from sebulba.envs.memory import Memory
 from sebulba.envs.previous_action import PreviousAction, has_action
 from sebulba.types import Env
 
-__all__ = ["Catch", "EnvPoolEnv", "Memory", "PreviousAction", "has_action", "make"]
+__all__ = ["Catch", "EnvPoolEnv", "Memory", "PreviousAction", "has_action", "make", "register"]
 
-_OURS: Mapping[str, Callable[..., Env]] = {"sebulba/Catch": Catch, "sebulba/Memory": Memory}
+_REGISTERED: dict[str, Callable[..., Env]] = {"sebulba/Catch": Catch, "sebulba/Memory": Memory}
+
+
+def register(env_id: str, make_env: Callable[..., Env]) -> None:
+    """Register an environment, so that ``make`` finds it by the name ``env_id``.
+
+    Args:
+      env_id: its name in ``Config.env`` and ``--env``. It replaces one of the same name.
+      make_env: ``make_env(num_envs, seed, **options)``, a class or a function that returns an
+        ``Env``. The names of its further parameters are the options of the environment.
+    """
+    _REGISTERED[env_id] = make_env
 
 
 def make(
@@ -30,29 +41,32 @@ def make(
     """Make a batch of ``num_envs`` environments.
 
     Args:
-      env_id: ``sebulba/Catch``, ``sebulba/Memory`` or any single-agent id of EnvPool.
+      env_id: ``sebulba/Catch``, ``sebulba/Memory``, a name given to ``register``, or any
+        single-agent id of EnvPool.
       num_envs: B, at least 1.
-      seed: at least 0; the same seed gives the same episodes for the same actions.
-      num_threads: threads that step the environments; 0 leaves it to EnvPool. Not used by ours.
-      options: of the environment's constructor, or EnvPool's for this id.
+      seed: at least 0. With the same seed, the same actions give the same episodes.
+      num_threads: threads that step EnvPool's environments; 0 for EnvPool's default.
+      options: keyword arguments of the registered environment, or EnvPool's options for this id.
       atari_protocol: ``"machado"`` or ``"impala"``; see ``EnvPoolEnv``.
 
     Raises:
-      ValueError: the id or an option is unknown (the message lists close ones), or an argument
+      ValueError: the id or an option is unknown (the message lists similar ones), or an argument
         is out of range.
     """
     options = options or {}
-    if env_id in _OURS:
-        return _make_ours(env_id, num_envs, seed, options)
+    # Registered names come first, so that they work without importing EnvPool.
+    if env_id in _REGISTERED:
+        return _make_registered(env_id, num_envs, seed, options)
     ids = environment_ids()
     if env_id not in ids:
-        raise unknown("environment", env_id, [*_OURS, *ids])
+        raise unknown("environment", env_id, [*_REGISTERED, *ids])
     return EnvPoolEnv(env_id, num_envs, seed, num_threads, options, atari_protocol)
 
 
-def _make_ours(env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> Env:
-    known = set(inspect.signature(_OURS[env_id]).parameters) - {"num_envs", "seed"}
+def _make_registered(env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> Env:
+    # Checked here, because the TypeError of a call would not say which options there are.
+    known = set(inspect.signature(_REGISTERED[env_id]).parameters) - {"num_envs", "seed"}
     for name in options:
         if name not in known:
             raise unknown(f"option of {env_id}", name, known)
-    return _OURS[env_id](num_envs, seed, **options)
+    return _REGISTERED[env_id](num_envs, seed, **options)

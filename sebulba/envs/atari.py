@@ -1,4 +1,4 @@
-"""The two evaluation protocols of the Atari games, as options of EnvPool."""
+"""The two usual protocols for Atari games, as options of EnvPool."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
         "zero_discount_on_life_loss": True,
     },
 }
-"""What each protocol sets; options of the user come after.
+"""The options that each protocol sets. Options given by the user override them.
 
 ``machado``: Machado et al. (2018), "Revisiting the Arcade Learning Environment": sticky actions
-instead of random starts, all 18 actions, and the end of the game as the only termination.
-``impala``: Espeholt et al. (2018), "IMPALA": up to 30 no-op starts, the actions that do
-something in the game, and the loss of a life as a termination for learning.
+instead of random starts, all 18 actions, and only the end of the game is a termination.
+``impala``: Espeholt et al. (2018), "IMPALA": up to 30 no-ops at the start, only the actions that
+the game uses, and losing a life is a termination for learning.
 
-EnvPool plays at least one no-op after a reset: ``noop_max=1`` means exactly one.
+EnvPool plays at least one no-op after a reset, so ``noop_max=1`` means exactly one.
 """
 
 OWNED: Mapping[str, str] = {
@@ -39,17 +39,19 @@ OWNED: Mapping[str, str] = {
     "reward_clip": "rewards are the game's own: clip them in the loss",
     "episodic_life": "returns are over whole games: use zero_discount_on_life_loss=True",
 }
-"""Options that are not the user's, and what to do instead."""
+"""Options that cannot be set, and what to do instead."""
 
 
 def atari_options(protocol: str, frame_skip: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """EnvPool's options for one of the ``PROTOCOLS``, with the user's on top.
+    """Return EnvPool's options for one of the ``PROTOCOLS``, overridden by the user's.
 
     Args:
       protocol: a key of ``PROTOCOLS``.
-      frame_skip: frames for each step where ``options`` do not say; the cap on the length of a
-        game is ``MAX_FRAMES`` whatever the frame skip.
-      options: the user's.
+      frame_skip: frames for each agent step, unless ``options`` say so.
+      options: the options given by the user.
+
+    Raises:
+      ValueError: the protocol is unknown, or the frame skip or ``noop_max`` is below 1.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(
@@ -59,9 +61,11 @@ def atari_options(protocol: str, frame_skip: int, options: Mapping[str, Any]) ->
     if frame_skip < 1:
         raise ValueError(f"frame_skip is {frame_skip}, but must be at least 1: 4 is usual.")
     merged = {
+        # In agent steps, so that a game ends after MAX_FRAMES whatever the frame skip.
         "max_episode_steps": MAX_FRAMES // frame_skip,
         **PROTOCOLS[protocol],
         **options,
+        # Last, so that nobody overrides them (see OWNED). EnvPool's default is to stack 4 frames.
         "stack_num": 1,
         "reward_clip": False,
         "episodic_life": False,

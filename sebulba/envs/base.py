@@ -1,4 +1,4 @@
-"""What the environments of this package share."""
+"""Helpers that the environments of this package share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 
 
 def check_num_envs(num_envs: int) -> int:
-    """Return ``num_envs``, or raise ``ValueError`` if it is not at least 1."""
+    """Return ``num_envs``. Raise ``ValueError`` if it is below 1."""
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, but must be at least 1: ask for one or more.")
     return num_envs
 
 
 class EpisodeClock:
-    """The time within each of B episodes of one fixed length, with auto-reset.
+    """The time in each of B episodes that all have the same length, with auto-reset.
 
     Attributes:
+      length: steps of an episode, which is one less than its timesteps.
       time: int64 ``[B]``, 0 at the first timestep of an episode and ``length`` at the last.
     """
 
@@ -28,19 +29,20 @@ class EpisodeClock:
         self.time = np.full(check_num_envs(num_envs), length)
 
     def end(self) -> None:
-        """End every episode, so that the next tick starts a new one everywhere."""
+        """End all episodes, so that the next tick starts new ones."""
         self.time = np.full_like(self.time, self.length)
 
     def tick(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Move on by one step; returns the bool masks ``first`` and ``last``, ``[B]``."""
+        """Go to the next timestep, and return bool ``[B]`` whether it is the first and the last."""
+        # The step after the last timestep is the reset: it takes the time to 0.
         first = self.time == self.length
         self.time = np.where(first, 0, self.time + 1)
         return first, self.time == self.length
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not known, with the known ones that are close to it."""
-    by_lower = {k.lower(): k for k in known}
+    """Return the error for an unknown name, which lists known names that are similar."""
+    by_lower = {k.lower(): k for k in known}  # "cartpole-v1" is meant to be "CartPole-v1".
     close = [by_lower[k] for k in difflib.get_close_matches(name.lower(), by_lower, n=5)]
     remedy = f"close ones are {', '.join(close)}" if close else f"known: {_some(by_lower.values())}"
     return ValueError(f"unknown {kind} {name!r}: {remedy}.")

@@ -1,4 +1,4 @@
-"""Catch: the smallest environment that needs an agent to act on what it sees."""
+"""Catch: a small environment in which an agent has to act on what it observes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ROWS, COLUMNS = 10, 5
 
 
 class Catch:
-    """A ball falls one row a step from a random column; the paddle below must be under it.
+    """A ball falls from a random column by one row in each step, and a paddle has to catch it.
 
-    The game of bsuite (Osband et al., 2020, "Behavior Suite for Reinforcement Learning").
-    Observation float32 ``[B, 10, 5]``: 1 where the ball or the paddle is, 0 elsewhere.
-    Actions: 0 left, 1 stay, 2 right. Episodes terminate after 9 steps with a reward of +1 if the
-    ball is caught and -1 if not; all other rewards are 0.
+    The game is that of bsuite (Osband et al., 2020, "Behaviour Suite for Reinforcement Learning").
+    Observations are float32 ``[B, 10, 5]``: 1 where the ball or the paddle is, 0 elsewhere.
+    Actions: 0 left, 1 stay, 2 right. Episodes terminate after 9 steps, with a reward of +1 if the
+    paddle is under the ball and -1 if not. All other rewards are 0.
     """
 
     def __init__(self, num_envs: int, seed: int) -> None:
@@ -37,6 +37,7 @@ class Catch:
         return self._spec
 
     def reset(self) -> Timestep:
+        # A step after the end of an episode starts the next one, and ignores the action.
         self._clock.end()
         return self.step(np.zeros(self._spec.num_envs, np.int32))
 
@@ -58,7 +59,8 @@ class Catch:
 
     def _observation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         env = np.arange(self._spec.num_envs)
+        # A new array each time: the one returned before may still be in use.
         board = np.zeros((self._spec.num_envs, ROWS, COLUMNS), np.float32)
-        board[env, self._clock.time, self._ball] = 1
+        board[env, self._clock.time, self._ball] = 1  # The ball's row is the time.
         board[env, ROWS - 1, self._paddle] = 1
         return board

@@ -1,4 +1,4 @@
-"""EnvPool (Weng et al., 2022) behind the ``Env`` protocol."""
+"""The environments of EnvPool (Weng et al., 2022) as ``sebulba.types.Env``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sebulba.types import ArraySpec, EnvSpec, Timestep
 
 Array = np.ndarray[Any, Any]
 
+# Options that cannot be set, and what to do instead.
 _OWNED = {
     "num_envs": "use the argument num_envs",
     "num_threads": "use the argument num_threads",
@@ -28,36 +29,36 @@ _FIRST = 0  # The value of dm_env.StepType.FIRST in EnvPool's state.
 
 
 def environment_ids() -> list[str]:
-    """Every id that EnvPool knows."""
-    import envpool  # Here, since it takes seconds.
+    """Return all ids of EnvPool."""
+    import envpool  # Not at the top of the file, because it takes seconds.
 
     return list(envpool.list_all_envs())
 
 
 class EnvPoolEnv:
-    """Any single-agent environment of EnvPool, with arrays or a flat dict of arrays as observation.
+    """A batch of any single-agent environment of EnvPool that observes an array or a flat dict.
 
-    Float64 observations become float32. Rewards are the environment's own, never clipped.
-    The discount is 0 on termination and 1 on truncation; where an environment of EnvPool does
-    not say which of the two ended an episode at its time limit, it is truncation.
+    Observations of float64 become float32. Rewards are those of the environment, never clipped.
+    The discount is 0 on termination and 1 on truncation. If EnvPool does not say which of the two
+    ended an episode at its time limit, it counts as truncation.
 
-    Atari games (any environment with sticky actions) are played by one of the protocols
-    ``"machado"`` and ``"impala"`` of ``sebulba.envs.atari``; observations are single frames,
-    uint8 ``[B, 84, 84]``. With ``zero_discount_on_life_loss`` (set by ``"impala"``) the discount is
-    0 on arriving at a timestep with fewer lives, but the game goes on: ``first`` stays False,
-    and the sum of rewards between two ``first`` is the return of the whole game.
+    Atari games (any environment with sticky actions) follow one of the protocols ``"machado"`` and
+    ``"impala"`` of ``sebulba.envs.atari``. Observations are single frames, uint8 ``[B, 84, 84]``.
+    With ``zero_discount_on_life_loss`` (set by ``"impala"``) the discount is 0 at a timestep with
+    fewer lives than the one before, but the game continues: ``first`` stays False, and the sum of
+    rewards between two timesteps with ``first`` is the return of the whole game.
 
     Args:
       env_id: an id of ``envpool.list_all_envs()``.
       num_envs: B, at least 1.
-      seed: at least 0. Every environment gets its own seed, drawn from this one. (EnvPool itself
-        would use seed, seed + 1, ..., the same ones as an actor with the next seed.)
+      seed: at least 0. The seed of each environment is drawn from it.
       num_threads: threads that step the environments; 0 for one per CPU core.
-      options: EnvPool's options for this environment; they override those of the protocol.
-      atari_protocol: ``"machado"`` or ``"impala"``; read for Atari games only.
+      options: EnvPool's options for this environment. They override those of the protocol.
+      atari_protocol: ``"machado"`` or ``"impala"``, for Atari games only.
 
     Raises:
-      ValueError: the id or an option is unknown, or the environment is not supported.
+      ValueError: the id or an option is unknown, the environment is not supported, or an argument
+        is out of range.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class EnvPoolEnv:
         native_options = _native_options(env_id, options or {}, atari_protocol)
         import envpool
 
-        # Before the pool is made, since making one may write files (VizDoom does).
+        # Checked before the pool is made, because making one may write files (VizDoom does).
         envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
         self._pool: Any = envpool.make_gymnasium(
             env_id,
             num_envs=num_envs,
             num_threads=num_threads,
+            # From one seed, EnvPool would use seed, seed + 1, ..., as would an actor with the next
+            # seed. It takes int32, hence the shift by one bit.
             seed=(np.random.SeedSequence(seed).generate_state(num_envs) >> 1).tolist(),
             **native_options,
         )
@@ -104,19 +107,21 @@ class EnvPoolEnv:
         return self._receive()
 
     def step(self, action: Array) -> Timestep:
-        # EnvPool's public step is 10 microseconds slower, warns, and hides the step type. Its lower
-        # level wants arrays that it may write to, which those of JAX are not: hence the copy.
+        # EnvPool's public step takes 10 microseconds more, warns, and hides the step type. The
+        # method below it refuses arrays that are not writable, such as JAX's: hence the copy.
         native = np.array(action, self._action.dtype, order="C")
         if native.shape != self._action.shape:
             raise ValueError(
                 f"action has shape {native.shape}, but must have shape {self._action.shape}: "
                 "give one action for each environment."
             )
+        # The ids of the environments, and those of the players' environments: one player in each.
         self._pool._send([self._env_ids, self._env_ids, native])
         return self._receive()
 
     def close(self) -> None:
-        self._pool = None  # Its destructor joins its threads.
+        # EnvPool's own close leaves its threads running; its destructor ends them.
+        self._pool = None
 
     def _receive(self) -> Timestep:
         state = dict(zip(self._pool._state_keys, self._pool._recv(), strict=True))
@@ -125,12 +130,14 @@ class EnvPoolEnv:
         return Timestep(
             observation=self._observation(state),
             reward=np.where(first, np.float32(0), state["reward"]),
+            # Not EnvPool's own discount, which is 0 on truncation too.
             discount=(~terminated).astype(np.float32),
             first=first,
         )
 
     def _terminated(self, state: Mapping[str, Array]) -> Array:
-        # Newer versions say so for some environments; truncation hides termination in the others.
+        # Newer versions of EnvPool give `terminated`, for some environments only. In the others, an
+        # episode that terminates in the very step of its time limit seems truncated.
         terminated = state.get("terminated", state["done"] & ~state["trunc"])
         if self._ends_on_life_loss:
             terminated = terminated | (state["info:lives"] < self._lives)
@@ -145,7 +152,11 @@ class EnvPoolEnv:
 
 
 def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> Mapping[str, Any]:
-    """The options to make the environment with, once it and the user's options are checked."""
+    """Check the id and the user's options, and return the options for EnvPool.
+
+    Raises:
+      ValueError: the id or an option is unknown, or an option cannot be set.
+    """
     import envpool
 
     known = environment_ids()
@@ -165,5 +176,5 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> M
 
 
 def _as(spec: ArraySpec, value: Array) -> Array:
-    # A view, except where the dtype changes.
+    """Return ``value`` in the shape and dtype of ``spec``, as a view unless the dtype differs."""
     return value.reshape(len(value), *spec.shape).astype(spec.dtype, copy=False)

@@ -1,6 +1,6 @@
-"""EnvPool's description of an environment, read into an ``EnvSpec``.
+"""Converts EnvPool's description of an environment to an ``EnvSpec``.
 
-It is read from EnvPool's own specs: the Gymnasium spaces made of them say the same, with warnings.
+It reads EnvPool's own specs. The Gymnasium spaces made from them say the same, but with warnings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _PREFIX = "obs:"
 
 
 def env_spec(native: Any, num_envs: int) -> EnvSpec:
-    """The ``EnvSpec`` of a supported environment, ``native`` being the spec of its pool."""
+    """Return the ``EnvSpec`` of a supported environment from ``native``, the spec of its pool."""
     arrays = native.state_array_spec
     observation = {k.removeprefix(_PREFIX): _array(arrays[k]) for k in observation_keys(native)}
     if is_atari(native) and native.config.gray_scale:
-        # The one stacked frame, the one channel: [1, 84, 84].
+        # [1, 84, 84]: one stacked frame of one channel. RGB frames, [3, 84, 84], stay as they are.
         observation = {k: dataclasses.replace(v, shape=v.shape[1:]) for k, v in observation.items()}
     (action,) = _actions(native).values()
     return EnvSpec(
         observation=observation if len(observation) > 1 else next(iter(observation.values())),
+        # All discrete actions of EnvPool start at 0.
         action=DiscreteSpec(int(action.maximum) + 1) if _is_integer(action) else _box(action),
         num_envs=num_envs,
         frame_skip=getattr(native.config, "frame_skip", 1),
@@ -33,23 +34,24 @@ def env_spec(native: Any, num_envs: int) -> EnvSpec:
 
 
 def is_atari(native: Any) -> bool:
-    """Whether this is an Atari game: only these have sticky actions."""
+    """Whether ``native`` is the spec of an Atari game: only these have sticky actions."""
     return hasattr(native.config, "repeat_action_probability")
 
 
 def native_action(native: Any) -> ArraySpec:
-    """The shape, without the batch axis, and dtype in which EnvPool takes the action."""
+    """Return the shape (without the batch axis) and dtype in which EnvPool takes the action."""
     (action,) = _actions(native).values()
     return ArraySpec(_inner(action.shape), np.dtype(action.dtype))
 
 
 def observation_keys(native: Any) -> list[str]:
-    """The keys of the observation in EnvPool's state, in its order."""
+    """Return the keys of the observation in EnvPool's state, in the order that they have there."""
+    # A single array is "obs"; the arrays of a dict are "obs:name".
     return [k for k in native.state_array_spec if k == "obs" or k.startswith(_PREFIX)]
 
 
 def check_supported(env_id: str, native: Any) -> None:
-    """Raise ``ValueError`` if an ``EnvSpec`` cannot say what the environment takes and gives."""
+    """Raise ``ValueError`` if ``EnvSpec`` cannot describe the environment."""
     reason = _unsupported(native)
     if reason:
         raise ValueError(
@@ -60,6 +62,7 @@ def check_supported(env_id: str, native: Any) -> None:
 
 
 def _unsupported(native: Any) -> str | None:
+    """Return why the environment is not supported, or None if it is."""
     players = native.config.max_num_players
     if players > 1:
         return f"has up to {players} players"
@@ -69,6 +72,7 @@ def _unsupported(native: Any) -> str | None:
     (action,) = actions.values()
     if _is_integer(action) and _inner(action.shape):
         return "takes a vector of discrete actions"
+    # EnvPool states that there is no bound by the largest number of float64.
     if np.max(action.maximum) >= np.finfo(np.float32).max:
         return "takes continuous actions without bounds"
     names = [key.removeprefix(_PREFIX) for key in observation_keys(native)]
@@ -78,7 +82,7 @@ def _unsupported(native: Any) -> str | None:
 
 
 def _actions(native: Any) -> dict[str, Any]:
-    routing = ("env_id", "players.env_id")
+    routing = ("env_id", "players.env_id")  # Which environment an action is for.
     return {k: v for k, v in native.action_array_spec.items() if k not in routing}
 
 
@@ -90,6 +94,7 @@ def _array(native: Any) -> ArraySpec:
 
 
 def _box(native: Any) -> BoxSpec:
+    # EnvPool's bounds may be one number for all elements.
     shape = _inner(native.shape)
     low, high = (
         np.broadcast_to(np.asarray(bound, np.float32), shape).copy()
@@ -103,5 +108,5 @@ def _is_integer(native: Any) -> bool:
 
 
 def _inner(shape: Iterable[int]) -> tuple[int, ...]:
-    """The shape without EnvPool's axis of players, -1."""
+    """Return the shape without EnvPool's axis of players, which is -1."""
     return tuple(n for n in shape if n != -1)

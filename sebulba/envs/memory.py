@@ -1,4 +1,4 @@
-"""Memory: a task at chance for every agent without a recurrent state."""
+"""Memory: a task in which agents without a recurrent state can only guess."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 
 
 class Memory:
-    """A cue is seen once, at the start; after a delay the agent must answer with its number.
+    """A cue is shown once, at the start, and after a delay the agent has to answer with its number.
 
-    In the manner of bsuite's memory_len (Osband et al., 2020, "Behavior Suite for Reinforcement
-    Learning"). Observation float32 ``[B, num_cues + 1]``: the cue one-hot in the first timestep,
-    then ``delay`` timesteps of zeros, then the query (1 in the last place), then zeros. Only the
-    action at the query counts: the reward on arriving at the last timestep is +1 if it is
-    the cue and -1 if not. Actions: 0 .. num_cues - 1. With two cues the mean return of chance is 0.
+    It is similar to memory_len of bsuite (Osband et al., 2020, "Behaviour Suite for Reinforcement
+    Learning"). Observations are float32 ``[B, num_cues + 1]``: the cue, one-hot, in the first
+    timestep, then ``delay`` timesteps of zeros, then the query (1 in the last place), then zeros in
+    the last timestep. Actions are 0, ..., num_cues - 1. Only the action at the query matters: its
+    reward is +1 if it is the cue and -1 if not. With two cues, guessing has a mean return of 0.
+
+    Args:
+      num_envs: B, at least 1.
+      seed: seed of the random cues.
+      num_cues: at least 2.
+      delay: at least 0.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
 
     def __init__(self, num_envs: int, seed: int, *, num_cues: int = 2, delay: int = 10) -> None:
@@ -25,6 +34,7 @@ class Memory:
             raise ValueError(f"num_cues is {num_cues!r}, but must be a whole number, 2 or more.")
         if not isinstance(delay, int) or delay < 0:
             raise ValueError(f"delay is {delay!r}, but must be a whole number of steps, 0 or more.")
+        # Timesteps: the cue, the delay, the query and the last one. Steps are one fewer.
         self._clock = EpisodeClock(num_envs, length=delay + 2)
         self._rng = np.random.default_rng(seed)
         self._cue = np.zeros(num_envs, np.int64)
@@ -40,12 +50,14 @@ class Memory:
         return self._spec
 
     def reset(self) -> Timestep:
+        # A step after the end of an episode starts the next one, and ignores the action.
         self._clock.end()
         return self.step(np.zeros(self._spec.num_envs, np.int32))
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
         first, last = self._clock.tick()
         self._cue[first] = self._rng.integers(self._num_cues, size=first.sum())
+        # The action before the last timestep is the one at the query.
         answer = np.where(action == self._cue, 1, -1)
         return Timestep(
             observation=self._observation(first),

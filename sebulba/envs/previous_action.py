@@ -1,4 +1,4 @@
-"""The last action as a part of the observation."""
+"""A wrapper that adds the last action to the observation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, Timestep
 
 
 def has_action(spec: EnvSpec) -> bool:
-    """Whether observations are of the form that ``PreviousAction`` gives them."""
+    """Whether observations have the form that ``PreviousAction`` gives them."""
     return isinstance(spec.observation, dict) and set(spec.observation) == {"observation", "action"}
 
 
 class PreviousAction:
-    """Makes the observation ``{"observation": observation, "action": previous action}``.
+    """Wraps an environment to observe ``{"observation": observation, "action": last action}``.
 
     Recurrent networks take the last action and reward as inputs (Espeholt et al., 2018, "IMPALA",
-    figure 3; Kapturowski et al., 2019, "R2D2"); the reward is in the timestep
-    already. The action is int32 ``[B]`` or float32 ``[B, ...]``, as in the environment's spec,
-    and 0 where ``first``.
+    figure 3; Kapturowski et al., 2019, "R2D2"). The reward is already part of the timestep. The
+    action is int32 ``[B]`` or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
+    ``first``.
     """
 
     def __init__(self, env: Env) -> None:
+        # Done here, and not by the agent, which does not know the action after exploration.
         self._env = env
         action = env.spec.action
         if isinstance(action, DiscreteSpec):
@@ -48,8 +49,9 @@ class PreviousAction:
         self._env.close()
 
     def _with_action(self, timestep: Timestep, action: np.ndarray[Any, Any]) -> Timestep:
-        # A copy in any case, since the caller may write to the action again.
+        # np.array always copies, so the zeros below and later writes by the caller do no harm.
         previous = np.array(action, self._action.dtype)
+        # What the last action of another episode was says nothing about this one.
         previous[timestep.first] = 0
         observation = {"observation": timestep.observation, "action": previous}
         return timestep._replace(observation=observation)

@@ -1,4 +1,4 @@
-"""Acting: actor threads, the program they run on a device, and the parameters they use."""
+"""Acting: actor threads, their program on an inference device, parameters and exploration."""
 
 from __future__ import annotations
 

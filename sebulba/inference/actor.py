@@ -1,4 +1,4 @@
-"""An actor thread: steps its environments, and acts on an inference device."""
+"""An actor thread, which steps its environments and acts on an inference device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sebulba.types import ArrayTree, Env, Trajectory, Unroll
 
 
 class Actor:
-    """One actor; ``run`` is the body of its thread."""
+    """One actor. ``run`` is what its thread does."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class Actor:
         key: jax.Array,
         exploration: ArrayTree = (),
     ) -> None:
-        """Everything is called from the actor's own thread only.
+        """Store the arguments; all work is done in ``run``, in the actor's own thread.
 
         Args:
           lane: number of the actor on this host, and of its lane of the queue.
-          make_env: makes its environments.
-          program: what it runs on the device of ``slot``.
-          slot: where its parameters come from.
-          queue: where its unrolls go.
-          schedule: which unroll is its first, and on which version of the parameters each acts.
-          key: from which all its random keys are derived.
-          exploration: the argument of the program's ``explore``.
+          make_env: returns its environments.
+          program: the functions that it runs on the device of ``slot``.
+          slot: where it gets parameters.
+          queue: where it puts unrolls.
+          schedule: which unroll is its first, and which version of the parameters each acts with.
+          key: the key that all its random keys are derived from.
+          exploration: argument of the program's ``explore``, a pytree of arrays.
         """
         self.name = f"actor-{lane}"
         self._lane = lane
@@ -58,7 +58,13 @@ class Actor:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> None:
-        """Act until the queue or the slot is shut down; a failure says where it came from."""
+        """Act until the queue or the slot is shut down.
+
+        Raises:
+          ShutDown: the run ends.
+          Exception: any failure, with a note that names this actor.
+        """
+        # Before the environments are made, because their threads inherit the priority.
         threads.give_way()
         try:
             env = self._make_env()
@@ -83,35 +89,41 @@ class Actor:
         carry = self._program.start(current.params, key, unroll)
         while True:
             for _ in range(self._program.unroll_length):
-                if self._queue.is_down():  # Whoever stops waits for the environment's step alone.
+                # Asked in each step, so that stopping takes no longer than one step.
+                if self._queue.is_down():
                     raise ShutDown
                 start = time.perf_counter()
-                # The call itself takes the timestep to the device, at an eighth of the cost of
-                # device_put: it is the one transfer that is not asked for by name.
+                # NumPy arguments of a call take an eighth of the time of device_put. JAX regards
+                # them as implicit transfers, which a user may have disallowed.
                 with jax.transfer_guard_host_to_device("allow"):
                     on_device, carry = self._program.step(
                         current.params, carry, timestep, exploration
                     )
+                # Waits for the device, which has read the arrays of `timestep` once it answers.
                 action = np.asarray(jax.device_get(on_device))
                 acted = time.perf_counter()
                 timestep = env.step(action)
                 episodes.update(timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
                 self._seconds["act"] += acted - start
-            check_timestep(timestep, self._program.spec)
+            check_timestep(timestep, self._program.spec)  # Not in each step, to save time.
             start = time.perf_counter()
+            # The last timestep of this unroll is also the first of the next: `step` gets it again.
             with jax.transfer_guard_host_to_device("allow"):
                 shards, carry = self._program.finish(carry, timestep)
+            # Nothing waits here, neither for `finish` nor for the copies.
             moved = [
                 jax.device_put(shard, device)
                 for shard, device in zip(shards, self._program.learners, strict=True)
             ]
             self._seconds["transfer"] += time.perf_counter() - start
+            # The parameters are read after waiting for the queue, so that they are new ones.
             self._hand_over(moved, current.version, episodes)
             self._unroll += 1
             current = self._params()
 
     def _hand_over(self, shards: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
+        # The wait for the queue, which is not over yet, is reported with the next unroll.
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds)
         start = time.perf_counter()

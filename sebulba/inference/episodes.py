@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, followed on the host."""
+"""Returns and lengths of episodes, counted on the host."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from sebulba.types import Timestep
 
 
 class EpisodeTracker:
-    """Sums the true rewards of B environments' episodes.
+    """Sums the rewards of the episodes of B environments, as the environments return them.
 
-    An episode has ended when the next one's first timestep comes, so termination, truncation
-    and what an adapter does to ``discount`` make no difference.
+    An episode counts as ended at the first timestep of the next one. So it does not matter whether
+    it was terminated or truncated, or what the environment says by ``discount``.
     """
 
     def __init__(self, timestep: Timestep) -> None:
-        """``timestep``: what ``Env.reset`` returned."""
+        """``timestep`` is what ``Env.reset`` returned, ``[B]``."""
+        # float64, because in float32 a long sum of small rewards loses digits.
         self._returns = np.zeros(timestep.first.shape, np.float64)
         self._lengths = np.zeros(timestep.first.shape, np.int64)
         self._ended: list[tuple[float, int]] = []
 
     def update(self, timestep: Timestep) -> None:
-        """Take in the next timestep ``[B]``."""
+        """Add the next timestep ``[B]``."""
         if timestep.first.any():
             self._end(np.flatnonzero(timestep.first))
         self._returns += timestep.reward
-        self._lengths += ~timestep.first
+        self._lengths += ~timestep.first  # The reset is not a step of any episode.
 
     def ended(self) -> list[tuple[float, int]]:
-        """(return, length in agent steps) of the episodes that ended since the last call."""
+        """Return (return, length in agent steps) of the episodes ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

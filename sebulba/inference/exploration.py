@@ -1,4 +1,4 @@
-"""How actors of one run explore differently from each other."""
+"""Exploration with a different parameter in each environment of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sebulba.inference.program import Explore
 
 
 class Exploration(NamedTuple):
-    """What replaces some of the agent's actions.
+    """How some of the agent's actions are replaced.
 
     Attributes:
-      explore: the function that runs on the inference device.
+      explore: the function that replaces them; it runs on the inference device.
       epsilons: float32 ``[N]``, its argument for each of the N environments of all hosts.
     """
 
@@ -21,14 +21,20 @@ class Exploration(NamedTuple):
     epsilons: np.ndarray
 
     def of_actor(self, number: int, num_envs: int) -> np.ndarray:
-        """The part ``[num_envs]`` of actor ``number``, counted over all hosts."""
+        """Return the part ``[num_envs]`` of actor ``number``, counted over all hosts."""
         return self.epsilons[number * num_envs : (number + 1) * num_envs]
 
 
 def epsilon_ladder(num_envs: int, base: float = 0.4, alpha: float = 7.0) -> np.ndarray:
-    """eps_i = base^(1 + alpha i / (N - 1)) for i = 0 .. N - 1, float32 ``[N]``.
+    """Return eps_i = base^(1 + alpha i / (N - 1)) for i = 0, ..., N - 1, float32 ``[N]``.
 
-    Horgan et al. (2018), "Distributed Prioritized Experience Replay", section 4.1.
+    From Horgan et al. (2018), "Distributed Prioritized Experience Replay", section 4.1.
+
+    Args:
+      num_envs: N, the number of environments of all hosts.
+      base: the largest epsilon, that of environment 0.
+      alpha: how fast the others fall, to base^(1 + alpha) in the last environment.
     """
+    # A single environment gets the largest epsilon, where the formula would divide 0 by 0.
     ladder = np.linspace(0.0, 1.0, num_envs) if num_envs > 1 else np.zeros(1)
     return (base ** (1.0 + alpha * ladder)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Parameters on their way from the learner to one inference device."""
+"""The slot through which an inference device gets the parameters of the learner."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ from sebulba.types import Params
 
 
 class Versioned(NamedTuple):
-    """Parameters and the turns of the learner that made them."""
+    """Parameters, and how many turns the learner had completed when it published them."""
 
     version: int
     params: Params
 
 
 class ParamsSlot:
-    """The last versions of the parameters on one inference device."""
+    """The newest versions of the parameters, on one inference device, for all of its actors."""
 
     def __init__(self, device: jax.Device) -> None:
-        """The copies live on ``device``."""
+        """``device`` is where the parameters are copied to."""
         self.device = device
         self._changed = threading.Condition()
         self._versions: deque[Versioned] = deque()
         self._down = False
 
     def publish(self, version: int, params: Params) -> None:
-        """Start copying ``params``, which must be on one device of this host, to the slot.
-
-        The copy never aliases its source: the learner donates its parameters to the next update.
-        """
+        """Start to copy ``params``, which must be on one device of this host, to the slot."""
+        # Never an alias, which it could be on a device that also learns: the learner donates its
+        # parameters to the next update, while actors still use these.
         copy = jax.device_put(params, self.device, may_alias=False)
         with self._changed:
             self._versions.append(Versioned(version, copy))
-            # Two versions stay: actors that lag by exactly one still ask for the older.
+            # Two versions stay, because actors with a lag of exactly 1 still ask for the older. It
+            # goes only when the one after it has arrived, so that `newest` has one that is ready.
             while len(self._versions) > 2 and _is_ready(self._versions[1]):
                 self._versions.popleft()
             self._changed.notify_all()
 
     def newest(self) -> Versioned:
-        """The newest version whose copy has arrived.
+        """Wait until there is a version, and return the newest one whose copy has arrived.
 
-        Calling a jitted function with parameters that are still on their way would block every
-        actor of the device.
+        Raises:
+          ShutDown: the slot was shut down.
         """
         with self._changed:
             self._wait(0)
+            # A call with parameters that are still on their way would block the device, and with it
+            # all of its actors.
             ready = [versioned for versioned in self._versions if _is_ready(versioned)]
             newest = ready[-1] if ready else self._versions[0]
         return newest
 
     def exactly(self, version: int) -> Versioned:
-        """Version ``version``, waiting until it is published.
+        """Wait until version ``version`` is published, and return it.
 
         Raises:
           ShutDown: the slot was shut down.
-          LookupError: that version is gone.
+          LookupError: the version is older than those in the slot.
         """
         with self._changed:
             self._wait(version)
@@ -70,7 +72,7 @@ class ParamsSlot:
         raise LookupError(f"version {version} of the parameters is gone: the slot holds {held}")
 
     def shutdown(self) -> None:
-        """Wake every waiting call with ``ShutDown``."""
+        """Raise ``ShutDown`` in all waiting calls."""
         with self._changed:
             self._down = True
             self._changed.notify_all()

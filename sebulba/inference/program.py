@@ -1,4 +1,4 @@
-"""What runs on the inference device: one call for each step, one for each unroll."""
+"""The program of the inference device: one call for each step, and one for each unroll."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from sebulba.types import (
 )
 
 Explore = Callable[[jax.Array, ActorOutput, ArrayTree], ActorOutput]
-"""``explore(key, output, exploration)``: the agent's output with some actions replaced."""
+"""``explore(key, output, exploration)`` returns the agent's output with some actions replaced."""
 
 
 class Carry(NamedTuple):
-    """An actor's memory on the inference device, donated from each call to the next.
+    """The state of an actor on the inference device, which each call donates and returns.
 
     Attributes:
-      timesteps: ``[T+1, B, ...]``, written up to ``t``.
-      outputs: ``[T, B, ...]``, written up to ``t``.
-      initial_state: recurrent state at the start of this unroll.
-      state: recurrent state now.
-      t: step within the unroll.
-      unroll: number of this unroll, from which its random keys are derived.
-      key: the actor's key; it never changes.
+      timesteps: ``[T+1, B, ...]``, of which the first ``t`` are written.
+      outputs: ``[T, B, ...]``, of which the first ``t`` are written.
+      initial_state: the recurrent state at the start of this unroll, ``[B, ...]``.
+      state: the recurrent state now, ``[B, ...]``.
+      t: int32 ``[]``, the next step of the unroll.
+      unroll: int32 ``[]``, the number of the unroll, from which its random keys are derived.
+      key: the actor's key, which never changes.
     """
 
     timesteps: Timestep
@@ -50,9 +50,10 @@ class Carry(NamedTuple):
 class ActorProgram:
     """The compiled functions that all actors of a host share.
 
-    ``step`` writes the timestep into the trajectory, acts, samples and writes the output:
-    one XLA call for each environment step. ``finish`` writes the last timestep, cuts the
-    trajectory into equal shards of B, one for each learner device, and starts the next unroll.
+    ``start`` returns the first ``Carry``. ``step`` writes the timestep into the trajectory, acts,
+    explores and writes the output, all in one call of XLA. ``finish`` writes the last timestep,
+    cuts the trajectory along B into equal shards, one for each learner device, and starts the next
+    unroll.
     """
 
     def __init__(
@@ -63,20 +64,30 @@ class ActorProgram:
         learners: Sequence[jax.Device],
         explore: Explore | None = None,
     ) -> None:
-        """The number of ``learners`` must divide ``spec.num_envs``, an actor's environments."""
+        """Make the functions; ``warm_up`` compiles them.
+
+        Args:
+          agent: the agent that acts.
+          spec: of the environments of one actor.
+          unroll_length: T.
+          learners: this host's learner devices, whose number must divide ``spec.num_envs``.
+          explore: replaces some of the agent's actions; None for none.
+        """
         self._agent = agent
         self.spec = spec
         self.unroll_length = unroll_length
         self.learners = tuple(learners)
         self._explore = explore
         self.start = jax.jit(self._start)
+        # Donated, so that the buffers of the trajectory are written in place and not copied.
         self.step = jax.jit(self._step, donate_argnames="carry")
         self.finish = jax.jit(self._finish, donate_argnames="carry")
 
     def warm_up(self, params: Params, exploration: ArrayTree, device: jax.Device) -> None:
-        """Compile for ``device``, before several threads would each do it at once."""
+        """Compile for ``device`` now. Its actors would otherwise do so all at the same time."""
         shapes = self._timestep_shapes()
         timestep = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
+        # On the device as in `Actor`: jit compiles anew for arguments that are placed otherwise.
         key, unroll, exploration = jax.device_put(
             (jax.random.key(0), np.int32(0), exploration), device
         )
@@ -85,6 +96,7 @@ class ActorProgram:
         jax.block_until_ready(self.finish(carry, timestep))
 
     def _start(self, params: Params, key: jax.Array, unroll: jax.Array) -> Carry:
+        # `_fresh` only needs the shapes of the buffers.
         return _fresh(
             Carry(
                 timesteps=self._timestep_shapes(),
@@ -100,6 +112,7 @@ class ActorProgram:
     def _step(
         self, params: Params, carry: Carry, timestep: Timestep, exploration: ArrayTree
     ) -> tuple[jax.Array, Carry]:
+        # Keys follow from counts alone, so a resumed run needs no keys from the checkpoint.
         key = jax.random.fold_in(jax.random.fold_in(carry.key, carry.unroll), carry.t)
         output, state = self._agent.act(params, key, timestep, carry.state)
         if self._explore is not None:
@@ -113,6 +126,7 @@ class ActorProgram:
         return output.action, carry
 
     def _finish(self, carry: Carry, timestep: Timestep) -> tuple[list[Trajectory], Carry]:
+        # Here t == T: this is the timestep after the last action.
         trajectory = Trajectory(
             _write(carry.timesteps, timestep, carry.t), carry.outputs, carry.initial_state
         )
@@ -137,20 +151,20 @@ class ActorProgram:
         )
 
     def _output_shapes(self, params: Params) -> ActorOutput:
+        # What an agent puts into its extras is only known from tracing it.
         timestep = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._timestep_shapes()
         )
         state = jax.eval_shape(lambda: self._agent.initial_state(self.spec.num_envs))
         output, _ = jax.eval_shape(self._agent.act, params, jax.random.key(0), timestep, state)
-        stacked: ActorOutput = jax.tree.map(
+        return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((self.unroll_length, *leaf.shape), leaf.dtype),
             output,
         )
-        return stacked
 
 
 def cut(trajectory: Trajectory, num_shards: int) -> list[Trajectory]:
-    """Cut a trajectory into ``num_shards`` trajectories of B / num_shards environments."""
+    """Cut a trajectory along B into ``num_shards`` equal trajectories."""
     if num_shards == 1:
         return [trajectory]
     size = trajectory.timestep.first.shape[1] // num_shards
@@ -160,6 +174,7 @@ def cut(trajectory: Trajectory, num_shards: int) -> list[Trajectory]:
             lambda leaf: lax.slice_in_dim(leaf, index * size, (index + 1) * size, axis=axis), tree
         )
 
+    # B is axis 1 of arrays over time, and axis 0 of the state, which has no time axis.
     return [
         Trajectory(
             shard(index, 1, trajectory.timestep),
@@ -171,6 +186,7 @@ def cut(trajectory: Trajectory, num_shards: int) -> list[Trajectory]:
 
 
 def _write(buffers: ArrayTree, values: ArrayTree, t: jax.Array) -> ArrayTree:
+    """Return ``buffers`` ``[T, ...]`` with ``values`` ``[...]`` at index ``t``, in their dtype."""
     return jax.tree.map(
         lambda buffer, value: lax.dynamic_update_index_in_dim(
             buffer, value.astype(buffer.dtype), t, axis=0
@@ -181,7 +197,7 @@ def _write(buffers: ArrayTree, values: ArrayTree, t: jax.Array) -> ArrayTree:
 
 
 def _fresh(carry: Carry) -> Carry:
-    """Empty buffers for the next unroll; the old ones now belong to the trajectory."""
+    """Return ``carry`` with new buffers for the next unroll: the trajectory keeps the old ones."""
 
     def zeros(tree: ArrayTree) -> ArrayTree:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
@@ -189,7 +205,7 @@ def _fresh(carry: Carry) -> Carry:
     return carry._replace(
         timesteps=zeros(carry.timesteps),
         outputs=zeros(carry.outputs),
-        # A copy: one buffer must not be donated under two names.
+        # A copy, so that the two never share a buffer: JAX cannot donate one twice in a call.
         initial_state=jax.tree.map(jnp.copy, carry.state),
         t=jnp.zeros((), jnp.int32),
     )

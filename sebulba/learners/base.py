@@ -1,4 +1,4 @@
-"""What every learner is."""
+"""The interface that every learner implements."""
 
 from __future__ import annotations
 
@@ -16,68 +16,77 @@ Logs = dict[str, jax.Array]
 
 
 class Learner(abc.ABC):
-    """The learning half of an algorithm: inherit from it, and define the four abstract methods.
+    """The learning half of an algorithm: inherit from it and define the four abstract methods.
 
-    All methods are called by one thread, in the same order on every host. The other methods have
-    defaults, for a learner that keeps nothing but its state.
+    One thread calls all methods, in the same order on every host. The other methods have defaults
+    that suit a learner that keeps nothing besides its state.
     """
+
+    # The order must be shared because updates communicate: two hosts that started their collective
+    # operations in different orders would wait for each other forever.
 
     @abc.abstractmethod
     def init(self, key: jax.Array) -> Any:
-        """The first state: a pytree with a copy of everything on every learner device."""
+        """The initial state: a pytree of arrays, each replicated on every learner device."""
 
     @abc.abstractmethod
     def params(self, state: Any) -> Params:
-        """The parameters in ``state`` that actors should use."""
+        """The part of ``state`` that actors should act with."""
 
     @abc.abstractmethod
     def add(self, unrolls: Sequence[Unroll]) -> int:
-        """Take in the unrolls of one turn; returns how many updates are due.
+        """Take in the unrolls of one turn; returns how many updates are due now.
 
-        The number must depend on counts alone, never on time, so that all hosts agree on it.
+        The number must depend on counts alone, never on timing, so that all hosts agree on it.
         """
 
     @abc.abstractmethod
     def update(self, state: Any) -> tuple[Any, Logs]:
-        """One update: the next state, and logs. ``state`` is donated."""
+        """One update: returns the next state and scalars to log. ``state`` is donated."""
 
     def prepare(self) -> str | None:
-        """Allocate what is kept beside the state, such as a replay; a line to print about it.
+        """Allocate what the learner keeps besides its state, such as a replay.
 
-        Called once, before training starts and before anything is written.
+        Called once, before training starts and before anything is written to disk.
+
+        Returns:
+          A line about it to print, or None.
 
         Raises:
-          ConfigError: memory is short.
+          ConfigError: there is not enough memory.
         """
         return None
 
     def metrics(self) -> dict[str, float]:
-        """More numbers for a row of metrics, of this host; counted, not measured on a device."""
+        """More numbers for a row of metrics, about this host; they should not wait for a device."""
         return {}
 
     def save_replay(self, path: Path) -> None:
-        """Start writing what is kept beside the state to the directory ``path``."""
+        """Start writing what the learner keeps besides its state to the directory ``path``."""
         return None
 
     def load_replay(self, path: Path) -> str | None:
-        """Read what ``save_replay`` wrote; a line to print where that was not possible."""
+        """Read what ``save_replay`` wrote; returns a line to print if that was not possible."""
         return None
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until everything is written."""
         return None
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
-        """The programs of one update and how often each runs, for ``sebulba plan``.
+        """The programs of one update and how often each of them runs, for ``sebulba plan``.
 
-        Nothing is computed; the devices need not exist.
+        Nothing is computed, and the devices need not exist.
 
         Args:
           state: what ``init`` returns, as ``jax.ShapeDtypeStruct`` with shardings.
-          shard: ``jax.ShapeDtypeStruct`` of one learner device's share of an unroll.
+          shard: one learner device's share of an unroll, as ``jax.ShapeDtypeStruct``.
+
+        Raises:
+          NotImplementedError: the learner does not define it, so it cannot be planned.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to lower its update")
 
     def device_memory(self) -> int:
-        """Bytes kept on each learner device beside the state."""
+        """Bytes that the learner keeps on each learner device besides its state."""
         return 0

@@ -1,4 +1,4 @@
-"""In how many microbatches the gradient of convolutions is fastest."""
+"""How many microbatches make the gradient of convolutions fastest."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from sebulba.config import Config
 from sebulba.devices.topology import Topology
 
 _CACHED_FRAMES = 96
-"""Of 84 x 84 x 4 pixels: what the convolutions make of more outgrows a cache of 32 MiB."""
+"""Frames of 84 x 84 x 4 pixels whose activations in the convolutions fit a cache of 32 MiB."""
 
 
 def fitting_the_cache(config: Config, topology: Topology) -> int:
-    """As few microbatches as hold at most 96 frames each, down to one environment of every actor.
+    """The fewest microbatches of at most 96 frames each.
 
-    Convolutions on CPUs are faster on what stays in the cache. Accelerators take an update whole,
-    and so do CPUs where there are no images, or an LSTM (not measured with one).
+    On CPUs, convolutions are faster if their activations stay in the cache. The result is 1 on
+    accelerators, without images, and with an LSTM, for which this was not measured. A microbatch
+    keeps at least one environment of each unroll, even if that is more than 96 frames.
     """
     network = config.network
     images = network.torso != "mlp" and network.core == "none"
     on_cpu = topology.mesh.devices.flat[0].platform == "cpu"
     if not (images and on_cpu):
         return 1
+    # A learner device gets an equal part of B of each unroll, and a microbatch an equal part of
+    # that: both divisions are along B, so the frames of one environment stay together.
     envs = config.envs_per_actor // len(topology.learners)
     unrolls = config.batch_size // config.envs_per_actor
     frames = unrolls * (config.unroll_length + 1)

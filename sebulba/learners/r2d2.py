@@ -28,47 +28,46 @@ from sebulba.validation import Count, Limit, NotNegativeInt, Positive, Share, re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayCheckpointConfig(CheckpointConfig):
-    """When checkpoints are written, how many are kept, and whether the replay is among them."""
+    """When checkpoints are written, how many are kept, and whether the replay is saved too."""
 
     save_replay: bool = False
-    """Write the newest replay too, while training goes on; --resume then reads it. Without, a
-    resumed run starts with an empty one."""
+    """Also save the newest replay, while training goes on; --resume then reads it. Otherwise a
+    resumed run starts with an empty replay."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-    Losses are means over T x B. Where they are summed over time, as in acme and SEED RL, Adam's
-    epsilon and the clipping norm are larger by the number of steps learned from: here the paper's
-    1e-3 and 40 are divided by sequence_length - burn_in = 40. The 80 steps of a sequence include
-    the burn-in; acme and SEED RL put theirs before them, as sequence_length 120 does.
-
-    Values are the paper's (section 2.3 and table 2), unless a preset says otherwise. A sequence
-    is made of whole consecutive unrolls, so sequences overlap by sequence_length - unroll_length.
+    Defaults are the paper's (section 2.3 and table 2). Its Adam epsilon of 1e-3 and clipping norm
+    of 40 are for a loss summed over time, as in acme and SEED RL; here the loss is a mean over
+    T x B, so both are divided by sequence_length - burn_in = 40. The 80 steps of a sequence
+    include the burn-in; for a burn-in before 80 steps, as in acme and SEED RL, set
+    sequence_length to 120. Sequences are made of whole consecutive unrolls, so they overlap by
+    sequence_length - unroll_length.
     """
 
     unroll_length: Count = 40
-    """T: steps of one unroll, and steps between the starts of two sequences."""
+    """T: steps of one unroll, and between the starts of overlapping sequences."""
     sequence_length: Count = 80
     """Steps of a replayed sequence: a multiple of unroll_length."""
     burn_in: NotNegativeInt = 40
-    """First steps of a sequence that only warm the recurrent state up."""
+    """First steps of a sequence, which only warm up the recurrent state."""
     batch_size: Count = 64
     """Sequences that one update learns from, on each host."""
     discount: Share = 0.997
     """gamma."""
     n_step: Count = 5
-    """Steps of the return before it bootstraps."""
+    """Rewards in a return before it bootstraps."""
     target_update_period: Count = 2500
-    """Updates between copies to the target network."""
+    """Updates between copies of the parameters to the target network."""
     reward_clip: Limit = None
     """Rewards are clipped to +- this for learning; the paper rescales values instead."""
     epsilon_base: Share = 0.4
     """eps_i = base^(1 + alpha i / (N - 1)) over all N environments of all hosts (Horgan et al.
     2018, "Ape-X", section 4.1)."""
     epsilon_alpha: Positive = 7.0
-    """alpha of that ladder."""
+    """alpha in the formula of epsilon_base."""
     evaluation_epsilon: Share = 0.001
     """Share of random actions in evaluation."""
     replay: ReplayConfig = ReplayConfig()
@@ -83,12 +82,13 @@ class R2D2Config(Config):
     )
 
     def validate(self) -> None:
-        """Refuse what can never work."""
+        """Refuse what can never work, as ``Config.validate`` does."""
         super().validate()
         length, unroll = self.sequence_length, self.unroll_length
-        multiple = f"must be a multiple of unroll_length ({unroll}), whose starts it shares"
+        multiple = f"must be a multiple of unroll_length ({unroll}): it is made of whole unrolls"
         require(self, "sequence_length", length % unroll == 0, multiple)
-        # The last step of an unroll has no TD error at collection, so no priority either.
+        # The last step of an unroll has no TD error at collection, and a first priority needs at
+        # least one; hence also at least two steps after the burn-in.
         require(self, "unroll_length", unroll > 1, "must be above 1 for R2D2")
         longest = f"must be from 0 to sequence_length - 2 ({length - 2})"
         require(self, "burn_in", self.burn_in <= length - 2, longest)
@@ -98,7 +98,7 @@ class R2D2Config(Config):
 
 
 class R2D2State(NamedTuple):
-    """Online network and optimizer, target network, and the number of updates."""
+    """Online parameters with their optimizer, target parameters, and the number of updates."""
 
     train: TrainState
     target: Params
@@ -116,10 +116,10 @@ _BATCH_AXES: Any = ReplayBatch(Sequences(0, 0, 0), 0)  # type: ignore[arg-type]
 
 
 class R2D2Learner(Learner):
-    """Inserts every unroll into the replay, and updates as often as the replay ratio says.
+    """Inserts all unrolls into a replay, and learns from samples of it at a fixed ratio.
 
-    The agent's ``unroll`` must return Q values ``[T, B, A]`` on the rescaled axis, and its
-    ``act`` the Q values ``[B, A]`` as extras.
+    The agent's ``unroll`` must return rescaled Q values ``[T, B, A]``, and its ``act`` must give
+    them as extras ``[B, A]``.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class R2D2Learner(Learner):
         optimizer: optax.GradientTransformation,
         topology: Topology,
     ) -> None:
-        """The learner devices must divide the batch; the replay is allocated by ``prepare``."""
+        """The learner devices must divide the batch; ``prepare`` allocates the replay."""
         self._config = config
         self._agent = agent
         self._optimizer = optimizer
@@ -160,26 +160,28 @@ class R2D2Learner(Learner):
         def init(key: jax.Array) -> R2D2State:
             params = self._agent.init(key)
             train = TrainState(params, self._optimizer.init(params))
+            # A copy, because online and target parameters are donated separately.
             return R2D2State(train, jax.tree.map(jnp.copy, params), jnp.int32(0))
 
-        state: R2D2State = jax.jit(init, out_shardings=self._topology.replicated())(key)
-        return state
+        return jax.jit(init, out_shardings=self._topology.replicated())(key)
 
     def params(self, state: R2D2State) -> Params:
         """The online network's parameters."""
         return state.train.params
 
     def add(self, unrolls: Sequence[Unroll]) -> int:
-        """Insert; the updates due follow from the sequences inserted, by counting."""
+        """Insert the unrolls; the updates due follow from the number of sequences inserted."""
         return self.replay.insert(unrolls, self._errors, self._priority)
 
     def update(self, state: R2D2State) -> tuple[R2D2State, Logs]:
         """One update on a batch from the replay; ``state`` is donated."""
+        # Only the first update has no batch prefetched.
         samples = self._prefetched or self.replay.sample()
         batch = self._batch(samples)
         train, logs, priorities = self.synchronized(state.train, (batch,), state.target)
         target, updates = self._update_target(state.target, train.params, state.updates)
-        # While the devices work: the priorities of the update before, and the next batch.
+        # While the devices work, store the priorities of the update before this one and draw the
+        # next batch, which therefore does not know this update's priorities yet.
         self._write_back()
         self._in_flight = (samples, priorities)
         self.replay.trained += self._config.batch_size
@@ -191,7 +193,7 @@ class R2D2Learner(Learner):
         return self.replay.metrics()
 
     def prepare(self) -> str:
-        """Allocate the replay; what it takes, and whether there are enough steps to fill it."""
+        """Allocate the replay; says its size, and warns if it takes all steps to fill it."""
         line = self.replay.allocate()
         total = self._config.total_steps
         start = steps_before_learning(self._config, self._lanes) * self._topology.num_hosts
@@ -204,7 +206,7 @@ class R2D2Learner(Learner):
         )
 
     def lower(self, state: R2D2State, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
-        """The programs of one update and how often each runs, but for the target's copy."""
+        """The programs of one update and how often each runs, without the target network's copy."""
         config = self._config
         count = config.batch_size // len(self._topology.learners)
         batch = abstract(
@@ -217,13 +219,14 @@ class R2D2Learner(Learner):
         return self.replay.bytes_per_device if self._config.replay.storage == "device" else 0
 
     def save_replay(self, path: Path) -> None:
-        """Write the replay, where ``config.checkpoint.save_replay`` says so."""
+        """Start writing the replay, if ``config.checkpoint.save_replay``."""
         if self._config.checkpoint.save_replay:
+            # So that the snapshot holds the priorities of the last update too.
             self._write_back()
             self.replay.save(path)
 
     def load_replay(self, path: Path) -> str | None:
-        """Read the replay, where ``config.checkpoint.save_replay`` says so."""
+        """Read the replay, if ``config.checkpoint.save_replay``."""
         return self.replay.load(path) if self._config.checkpoint.save_replay else None
 
     def close(self) -> None:
@@ -233,12 +236,13 @@ class R2D2Learner(Learner):
     def _loss(
         self, params: Params, target_params: Params, parts: Batch
     ) -> tuple[jax.Array, LossOutput]:
-        """Weighted squared TD errors of the steps after the burn-in, as a mean over T x B."""
+        """Half the squared TD errors after the burn-in, weighted; the mean over T x B."""
         config, (batch,) = self._config, parts
         timestep, actions = _time_major(batch.sequences)
         state = batch.sequences.initial_state
         q_online = self._q_values(params, timestep, state)
         q_target = self._q_values(target_params, timestep, state)
+        # + 1, since the consequences of action t are in timestep t + 1.
         learned = jax.tree.map(lambda leaf: leaf[config.burn_in + 1 :], timestep)
         first = learned.first
         output = losses.n_step_double_q(
@@ -261,22 +265,23 @@ class R2D2Learner(Learner):
         return total, LossOutput(logs, priorities)
 
     def _q_values(self, params: Params, timestep: Timestep, state: State) -> jax.Array:
-        """Q values ``[S+1-burn_in, B, A]`` of the steps after the burn-in."""
+        """Q values ``[S+1-burn_in, B, A]`` of the timesteps after the burn-in."""
         burn_in = self._config.burn_in
+        # Old parameters computed the stored state; the burn-in brings it up to date (section 3).
         if burn_in:
             warm_up = jax.tree.map(lambda leaf: leaf[:burn_in], timestep)
             _, state = self._agent.unroll(params, warm_up, state)
             state = lax.stop_gradient(state)
         rest = jax.tree.map(lambda leaf: leaf[burn_in:], timestep)
-        q_values: jax.Array = self._agent.unroll(params, rest, state)[0]
-        return q_values
+        return self._agent.unroll(params, rest, state)[0]
 
     def _errors_at_collection(self, trajectory: Trajectory) -> jax.Array:
-        """Absolute TD errors ``[T, B]`` from the actor's own Q values.
+        """Absolute TD errors ``[T, B]`` from the actor's own Q values; -1 for steps without one.
 
-        The Q values of the last timestep belong to the next unroll, so the last step has none:
-        -1, as have the steps that are not part of the problem.
+        These are auto-resets, and the last step: its bootstrap value comes with the next unroll.
         """
+        # [T, B, A], of timesteps 0 to T - 1: T - 1 steps and their bootstrap. Actors have no target
+        # network, so their one network takes both roles.
         q_values = trajectory.actor.extras
         timestep = jax.tree.map(lambda leaf: leaf[1:-1], trajectory.timestep)
         output = losses.n_step_double_q(
@@ -292,17 +297,16 @@ class R2D2Learner(Learner):
         return jnp.concatenate([errors, jnp.full_like(errors[:1], -1)])
 
     def _priority(self, errors: np.ndarray) -> np.ndarray:
-        """``losses.sequence_priorities`` of the steps after the burn-in, on the host."""
+        """``losses.sequence_priorities`` after the burn-in, in NumPy, with -1 for masked steps."""
         errors = errors[self._config.burn_in :]
         there = errors >= 0
         valid = np.maximum(1, np.sum(there, axis=0))
         errors = np.where(there, errors, 0)
         eta = self._config.replay.priority_eta
-        priorities: np.ndarray = eta * errors.max(axis=0) + (1 - eta) * errors.sum(axis=0) / valid
-        return priorities
+        return eta * errors.max(axis=0) + (1 - eta) * errors.sum(axis=0) / valid
 
     def _batch(self, samples: Sequence[Sample]) -> ReplayBatch:
-        """The global batch, with weights normalized by the largest of all hosts."""
+        """The global batch, its weights normalized by the largest one on all hosts."""
         parts = []
         for sample, size in zip(samples, self.replay.sizes(), strict=True):
             weights = losses.importance_weights(
@@ -315,11 +319,12 @@ class R2D2Learner(Learner):
         return batch._replace(weights=_normalized(batch.weights))
 
     def _write_back(self) -> None:
-        """Priorities of the update under way go to the replay."""
+        """Store the priorities that the last update computed; waits for its result."""
         if self._in_flight is None:
             return
         samples, pieces = self._in_flight
         self._in_flight = None
+        # Microbatches are consecutive parts of each sample, so joining them restores its order.
         priorities = [
             np.concatenate(jax.device_get([local_data(piece, device) for piece in pieces]))
             for device in self._topology.learners
@@ -331,24 +336,29 @@ class R2D2Learner(Learner):
     ) -> tuple[Params, jax.Array]:
         """A copy of the online network every ``target_update_period`` updates."""
         updates = updates + 1
+        # The count is part of the state, so a resumed run copies after the same updates.
         due = updates % self._config.target_update_period == 0
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), params, target), updates
 
 
 @jax.jit
 def _normalized(weights: jax.Array) -> jax.Array:
-    """Divided by the largest of the whole batch, that of all hosts."""
+    """Divided by the largest of the global batch, which all hosts compute together."""
     return losses.normalize_importance_weights(weights, jnp.max(weights))
 
 
 def steps_before_learning(config: R2D2Config, lanes: int) -> int:
-    """Agent steps of one host, or a few less, until ``replay.min_size`` sequences are there."""
+    """Agent steps of one host, auto-resets included, until ``replay.min_size`` sequences are there.
+
+    The first ``span`` unrolls of an actor complete no sequence; each later unroll completes one for
+    each of its environments.
+    """
     span = config.sequence_length // config.unroll_length
     return config.unroll_length * (span * lanes * config.envs_per_actor + config.replay.min_size)
 
 
 def _replayed(shard: Trajectory, count: int, length: int) -> ReplayBatch:
-    """One learner device's share of a batch, as abstract arrays."""
+    """One learner device's share of a batch, as ``jax.ShapeDtypeStruct``."""
 
     def steps(leaf: Any, length: int) -> Any:
         return jax.ShapeDtypeStruct((count, length, *leaf.shape[2:]), leaf.dtype)

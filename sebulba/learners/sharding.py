@@ -17,21 +17,28 @@ TRAJECTORY_AXES: Any = Trajectory(timestep=1, actor=1, initial_state=0)  # type:
 
 
 def spec_of(axis: int) -> PartitionSpec:
-    """Divided over the learner devices along ``axis``."""
+    """The sharding of an array that is divided over the learner devices along ``axis``."""
     return PartitionSpec(*[None] * axis, LEARNER_AXIS)
 
 
 def assemble(shards: Sequence[ArrayTree], axes: Any, topology: Topology) -> Any:
-    """Global arrays from this host's shards, one on each of its learner devices.
+    """Global arrays made of this host's shards and those of all other hosts.
 
-    Nothing is copied: the shards become those of arrays that span the learner mesh. ``axes`` is a
-    prefix of the shards' tree with the axis of B.
+    Nothing is copied or sent: each host only contributes the shards it holds.
+
+    Args:
+      shards: one pytree for each learner device of this host, in their order; all of one shape.
+      axes: a prefix of their tree, with the axis of B in each part.
+      topology: the learner mesh that the result spans.
     """
 
+    # Each leaf of ``axes`` stands for a whole subtree of the shards, to which jax.tree.map passes
+    # it; hence a second map inside. The functions below work in the same way.
     def join_all(axis: int, *trees: ArrayTree) -> Any:
         sharding = NamedSharding(topology.mesh, spec_of(axis))
 
         def join(*leaves: jax.Array) -> jax.Array:
+            # The mesh counts the learner devices of all hosts, ``leaves`` only those of this one.
             shape = list(leaves[0].shape)
             shape[axis] *= topology.mesh.size
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(leaves))
@@ -42,7 +49,7 @@ def assemble(shards: Sequence[ArrayTree], axes: Any, topology: Topology) -> Any:
 
 
 def abstract(shard: ArrayTree, axes: Any, topology: Topology) -> Any:
-    """The ``jax.ShapeDtypeStruct`` of what ``assemble`` makes of such shards."""
+    """What ``assemble`` makes of shards like ``shard``, as ``jax.ShapeDtypeStruct``."""
 
     def whole_all(axis: int, tree: ArrayTree) -> Any:
         sharding = NamedSharding(topology.mesh, spec_of(axis))
@@ -58,15 +65,18 @@ def abstract(shard: ArrayTree, axes: Any, topology: Topology) -> Any:
 
 
 def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Join trajectories along B."""
+    """Join trajectories along B.
+
+    Meant for one device's shares, inside ``shard_map``. Joining global arrays along the axis that
+    is divided would move data between devices.
+    """
 
     def join_all(axis: int, *trees: ArrayTree) -> Any:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *trees)
 
     if len(trajectories) == 1:
         return trajectories[0]
-    joined: Trajectory = jax.tree.map(join_all, TRAJECTORY_AXES, *trajectories)
-    return joined
+    return jax.tree.map(join_all, TRAJECTORY_AXES, *trajectories)
 
 
 def local_data(array: jax.Array, device: jax.Device) -> jax.Array:

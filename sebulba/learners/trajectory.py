@@ -1,4 +1,4 @@
-"""The learner of algorithms that learn once from every trajectory, in the order they come."""
+"""The base of learners that learn once from every trajectory, in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sebulba.types import Agent, ArrayTree, Params, Trajectory, Unroll
 
 
 class TrajectoryLearner(Learner):
-    """One update for each turn, on all of that turn's trajectories. A subclass says the loss."""
+    """One update in each turn, on all trajectories of that turn. A subclass defines ``loss``."""
 
     def __init__(
         self,
@@ -27,7 +27,15 @@ class TrajectoryLearner(Learner):
         unrolls_per_turn: int = 1,
         num_microbatches: int = 1,
     ) -> None:
-        """``num_microbatches`` must divide the environments of an actor for each learner device."""
+        """Builds the update; nothing is computed yet.
+
+        Args:
+          agent: provides the initial parameters.
+          optimizer: any Optax optimizer.
+          topology: the learner devices.
+          unrolls_per_turn: unrolls of this host in one update; only ``lower`` needs it.
+          num_microbatches: must divide the environments that an actor has for each learner device.
+        """
         self._agent = agent
         self._optimizer = optimizer
         self._topology = topology
@@ -39,12 +47,15 @@ class TrajectoryLearner(Learner):
 
     @abc.abstractmethod
     def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
-        """The loss to differentiate, and scalars to log; both means over T x B.
+        """The loss to differentiate and scalars to log, all of them means over T x B.
+
+        Runs on each learner device with that device's share of B, or with a microbatch of it;
+        gradients and logs are averaged afterwards.
 
         Args:
-          params: of the agent.
+          params: the agent's parameters.
           trajectory: ``timestep`` ``[T+1, B, ...]``, ``actor`` ``[T, B, ...]`` and
-            ``initial_state`` ``[B, ...]``, with the share of B of one learner device.
+            ``initial_state`` ``[B, ...]``.
         """
 
     def init(self, key: jax.Array) -> TrainState:
@@ -54,15 +65,15 @@ class TrajectoryLearner(Learner):
             params = self._agent.init(key)
             return TrainState(params, self._optimizer.init(params))
 
-        state: TrainState = jax.jit(init, out_shardings=self._topology.replicated())(key)
-        return state
+        # Every device computes all of it from the same key, so nothing has to be sent.
+        return jax.jit(init, out_shardings=self._topology.replicated())(key)
 
     def params(self, state: TrainState) -> Params:
-        """The parameters that actors should use."""
+        """The parameters to act with."""
         return state.params
 
     def add(self, unrolls: Sequence[Unroll]) -> int:
-        """Every turn is one update."""
+        """Keep the turn's trajectories for ``update``: one update is due in every turn."""
         self._turn = tuple(
             assemble(unroll.shards, TRAJECTORY_AXES, self._topology) for unroll in unrolls
         )
@@ -74,12 +85,14 @@ class TrajectoryLearner(Learner):
         return state, logs
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
-        """The programs of one update and how often each runs."""
+        """The programs of one update and how often each of them runs."""
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
         return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn)
 
     def _loss(
         self, params: Params, _: ArrayTree, trajectories: Batch
     ) -> tuple[jax.Array, LossOutput]:
+        """``loss``, in the form that ``SynchronizedUpdate`` takes."""
+        # One large batch is faster than a call for each trajectory, and its mean is the same.
         total, logs = self.loss(params, concatenate(trajectories))
         return total, LossOutput({"loss": total, **logs})

@@ -19,18 +19,18 @@ from sebulba.types import ArrayTree, Params
 
 
 class TrainState(NamedTuple):
-    """What an update turns into the next; the same on every learner device."""
+    """What one update changes; replicated on every learner device."""
 
     params: Params
     opt_state: Any
 
 
 class LossOutput(NamedTuple):
-    """What a loss gives beside its value.
+    """What a loss returns besides its value.
 
     Attributes:
       logs: scalars, means over T x B.
-      per_sequence: arrays ``[B, ...]``, such as new priorities; ``()`` where there are none.
+      per_sequence: arrays ``[B, ...]``, such as new priorities; ``()`` if there are none.
     """
 
     logs: Logs
@@ -38,17 +38,17 @@ class LossOutput(NamedTuple):
 
 
 Batch = tuple[Any, ...]
-"""Parts of one batch, of the same kind, such as the trajectories of several actors."""
+"""The parts of one batch, all of one kind, such as the trajectories of several actors."""
 Loss = Callable[[Params, ArrayTree, Batch], tuple[jax.Array, LossOutput]]
-"""``loss(params, fixed, batch)``: the mean over T x B, and what goes with it. ``fixed`` is what the
-loss needs beside the parameters, such as a target network; it has no gradient."""
+"""``loss(params, fixed, batch)``: a mean over T x B, and a ``LossOutput``. ``fixed`` is what the
+loss needs besides the parameters, such as a target network; it gets no gradient."""
 
 
 class SynchronizedUpdate:
-    """Loss, gradient and its mean over all learner devices, then the optimizer.
+    """The gradient of a loss, averaged over the learner devices of all hosts, then the optimizer.
 
-    Only the loss and its gradient run per device, in one ``shard_map``; the rest is in global
-    view, on parameters that are the same everywhere.
+    Only the loss and its gradient are written per device, in one ``shard_map``. The optimizer is
+    ordinary code under ``jit``, on parameters and gradients that are replicated.
     """
 
     def __init__(
@@ -59,11 +59,16 @@ class SynchronizedUpdate:
         topology: Topology,
         num_microbatches: int = 1,
     ) -> None:
-        """``axes``: prefix of the tree of each part of a batch, with the axis of B.
+        """Builds the update; nothing is compiled yet.
 
-        The gradient is computed in ``num_microbatches`` calls, each on an equal part of every
-        device's share of B. Several short computations let an inference device that also learns
-        act in between.
+        Args:
+          loss: computed on each device's share of a batch.
+          axes: prefix of the tree of each part of a batch, with the axis of B.
+          optimizer: any Optax optimizer.
+          topology: the learner devices of all hosts.
+          num_microbatches: calls in which the gradient is computed, each on an equal part of every
+            device's share of B. With several short calls, a device that also acts can act between
+            them.
         """
         self._loss = loss
         self._axes = axes
@@ -71,19 +76,28 @@ class SynchronizedUpdate:
         self._topology = topology
         self._num_microbatches = num_microbatches
         self._one_call = jax.jit(self._update, donate_argnums=0)
+        # Not donated: all microbatches read the same parameters, and ``_apply`` after them.
         self._gradient = jax.jit(self.gradient)
         self._apply = jax.jit(self._apply_mean, donate_argnums=0)
 
     def __call__(
         self, state: TrainState, batch: Batch, fixed: ArrayTree = ()
     ) -> tuple[TrainState, Logs, list[ArrayTree]]:
-        """One update: the new state, logs, and the loss's ``per_sequence`` of each microbatch.
+        """One update; ``state`` is donated.
 
-        ``batch`` holds global arrays divided along B, ``fixed`` replicated ones.
+        Args:
+          state: replicated.
+          batch: global arrays, divided over the learner devices along B.
+          fixed: replicated; see ``Loss``.
+
+        Returns:
+          The new state, logs, and the loss's ``per_sequence`` of each microbatch.
         """
         if self._num_microbatches == 1:
             state, logs, per_sequence = self._one_call(state, batch, fixed)
             return state, logs, [per_sequence]
+        # A Python loop, not lax.scan: on a device that also acts, an actor's step can run between
+        # two programs but not in the middle of one.
         parts = [self._gradient(state.params, batch, fixed, index) for index in self._indices]
         state, logs = self._apply(state, [part[:2] for part in parts])
         return state, logs, [per_sequence for _, _, per_sequence in parts]
@@ -91,10 +105,10 @@ class SynchronizedUpdate:
     def lower(
         self, state: TrainState, batch: Batch, fixed: ArrayTree = ()
     ) -> list[tuple[jax.stages.Lowered, int]]:
-        """The programs of one update and how often each runs; nothing is computed.
+        """The programs of one update and how often each of them runs; nothing is computed.
 
-        Arguments are as for a call, but may be ``jax.ShapeDtypeStruct`` with shardings on devices
-        that this machine does not have.
+        The arguments are those of a call, but may be ``jax.ShapeDtypeStruct`` with shardings on
+        devices that this machine does not have.
         """
         if self._num_microbatches == 1:
             return [(self._one_call.lower(state, batch, fixed), 1)]
@@ -111,9 +125,13 @@ class SynchronizedUpdate:
     def gradient(
         self, params: Params, batch: Batch, fixed: ArrayTree, index: jax.Array | None = None
     ) -> tuple[Params, Logs, ArrayTree]:
-        """Gradient and logs, averaged over the devices of the learner mesh.
+        """Gradient and logs, averaged over the learner mesh, and ``per_sequence``.
 
-        Of the whole batch, or of the microbatch ``index``.
+        Args:
+          params: replicated.
+          batch: global arrays, divided over the learner devices along B.
+          fixed: replicated; see ``Loss``.
+          index: int32 ``[]``, the microbatch to take; None takes the whole batch.
         """
         axes = (self._axes,) * len(batch)
 
@@ -121,21 +139,25 @@ class SynchronizedUpdate:
             if index is not None:
                 batch = _take(batch, axes, index, self._num_microbatches)
             gradient, output = jax.grad(self._loss, has_aux=True)(params, fixed, batch)
+            # Devices have equal shares and each loss is a mean, so the mean of the means is that
+            # of the whole batch, on any number of devices.
             mean = lax.pmean((gradient, output.logs), LEARNER_AXIS)
             return *mean, output.per_sequence
 
-        # With check_vma=True, pmean(grad(loss)) would be N times too large.
-        gradient: tuple[Params, Logs, ArrayTree] = jax.shard_map(
+        # With check_vma=True, JAX would already sum the gradient with respect to replicated
+        # parameters over the N devices, and the pmean of that sum would be N times too large.
+        return jax.shard_map(
             local,
             mesh=self._topology.mesh,
             in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes), PartitionSpec()),
             out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
             check_vma=False,
         )(params, batch, fixed)
-        return gradient
 
     @functools.cached_property
     def _indices(self) -> list[jax.Array]:
+        # Arrays, so that one compiled program serves all microbatches; placed once, so that an
+        # update sends nothing to the devices.
         replicated = self._topology.replicated()
         return [jax.device_put(jnp.int32(i), replicated) for i in range(self._num_microbatches)]
 
@@ -151,6 +173,7 @@ class SynchronizedUpdate:
         gradient, logs = jax.tree.map(lambda *leaves: _mean(leaves), *parts)
         updates, opt_state = self._optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        # The norm before the optimizer clips it.
         logs = {**logs, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(params, opt_state), logs
 
@@ -160,6 +183,8 @@ def _mean(leaves: Sequence[jax.Array]) -> jax.Array:
 
 
 def _take(batch: Batch, axes: Any, index: jax.Array, num_microbatches: int) -> Batch:
+    """The microbatch ``index`` of one device's share, an equal part of each part of ``batch``."""
+
     def take_all(axis: int, tree: ArrayTree) -> Any:
         def take(leaf: jax.Array) -> jax.Array:
             size = leaf.shape[axis] // num_microbatches
@@ -167,5 +192,4 @@ def _take(batch: Batch, axes: Any, index: jax.Array, num_microbatches: int) -> B
 
         return jax.tree.map(take, tree)
 
-    taken: Batch = jax.tree.map(take_all, axes, batch)
-    return taken
+    return jax.tree.map(take_all, axes, batch)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 
 from sebulba import losses
 from sebulba.agents import distributions
@@ -25,34 +23,34 @@ from sebulba.validation import Limit, NotNegative, Positive, Share
 class VTraceConfig(Config):
     """IMPALA: V-trace actor-critic (Espeholt et al. 2018).
 
-    The paper sums losses over time and batch; here they are means over T x B. Dividing the
-    paper's clipping norm by T x B = 640, and RMSProp's epsilon by its square, gives the same
+    The paper sums its losses over time and batch; here they are means over T x B. Dividing the
+    paper's clipping norm by its T x B = 640, and RMSProp's epsilon by 640 squared, gives the same
     updates.
     """
 
     discount: Share = 0.99
     """gamma."""
-    lambda_: Annotated[Share, tyro.conf.arg(name="lambda")] = 1.0
+    lambda_: Share = 1.0
     """Trace decay (remark 2 of the paper)."""
     clip_rho: Positive = 1.0
-    """Truncation of the importance weights of the temporal differences."""
+    """rho-bar: upper limit of the importance weights of the temporal differences."""
     clip_c: Positive = 1.0
-    """Truncation of the trace-cutting weights."""
+    """c-bar: upper limit of the weights that cut the traces."""
     clip_pg_rho: Positive = 1.0
-    """Truncation of the importance weights of the policy gradient."""
+    """Upper limit of the importance weights of the policy gradient."""
     baseline_cost: NotNegative = 0.5
     entropy_cost: NotNegative = 0.01
     reward_clip: Limit = None
-    """Rewards are clipped to +- this for learning; metrics keep the true ones."""
+    """Rewards are clipped to +- this for learning; metrics report the true ones."""
     reward_scale: Positive = 1.0
     """Rewards are multiplied by this for learning, before clipping."""
 
 
 class VTraceLearner(TrajectoryLearner):
-    """One update for each turn of trajectories.
+    """One V-trace update in each turn, on all trajectories of that turn.
 
-    The agent's ``unroll`` must return an output with ``policy`` and ``value``, and its ``act``
-    extras with ``log_prob`` and ``raw``, as ``PolicyValue`` and ``Behavior`` have them.
+    The outputs of the agent's ``unroll`` must have the fields of ``agents.reference.PolicyValue``,
+    and the extras of its ``act`` those of ``agents.reference.Behavior``.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class VTraceLearner(TrajectoryLearner):
         optimizer: optax.GradientTransformation,
         topology: Topology,
     ) -> None:
-        """``spec`` tells which distribution over actions the agent's policy parametrizes."""
+        """``spec.action`` says which distribution over actions the agent's policy parametrizes."""
         super().__init__(
             agent,
             optimizer,
@@ -75,12 +73,15 @@ class VTraceLearner(TrajectoryLearner):
         self._distribution = distributions.make(spec.action, config.network.squash)
 
     def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
-        """The total loss, section 4.2 of the paper, as a mean over T x B."""
+        """The total loss (section 4.2 of the paper) and its terms, as means over T x B."""
         config = self._config
         output, _ = self._agent.unroll(params, trajectory.timestep, trajectory.initial_state)
         behavior = trajectory.actor.extras
+        # T + 1 outputs, but T actions: of the last timestep only the value is used, to bootstrap.
         policy = jax.tree.map(lambda leaf: leaf[:-1], output.policy)
+        # Both probabilities are of the raw sample: the Jacobian of squashing cancels in pi / mu.
         log_prob = self._distribution.log_prob(policy, behavior.raw)
+        # Reward, discount and ``first`` of timestep t + 1 are the consequences of action t.
         timestep = trajectory.timestep
         first = timestep.first[1:]
         result = losses.vtrace(
@@ -89,7 +90,7 @@ class VTraceLearner(TrajectoryLearner):
                 timestep.reward[1:] * config.reward_scale, config.reward_clip
             ),
             discounts=timestep.discount[1:] * config.discount,
-            values=output.value,
+            values=output.value,  # [T+1, B], unlike the other arguments.
             first=first,
             lambda_=config.lambda_,
             clip_rho=config.clip_rho,
@@ -109,6 +110,6 @@ class VTraceLearner(TrajectoryLearner):
         return total, {
             "policy_loss": policy_loss,
             "baseline_loss": baseline_loss,
-            "entropy": -entropy_loss,
+            "entropy": -entropy_loss,  # The loss is minus the entropy.
             "value_mean": jnp.mean(output.value),
         }

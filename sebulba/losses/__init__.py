@@ -1,8 +1,9 @@
-"""The maths of the losses: pure functions of time-major arrays, with no network and no optimizer.
+"""The mathematics of the losses: pure functions of time-major arrays, with no network or optimizer.
 
-One alignment everywhere: arrays of the action at time t (log-probabilities, TD errors, ...) and of
-what it led to (reward, discount and ``first`` of timestep t+1, that is ``timestep.reward[1:]``) are
-``[T, B]``; values, one for each timestep, are ``[T+1, B]``, and the last one bootstraps.
+All functions align arrays in the same way. Arrays with one element for each action a_t are
+``[T, B]``: log-probabilities, TD errors, and also what the action led to, that is the reward,
+discount and ``first`` of timestep t+1 (``timestep.reward[1:]``, ...). Arrays with one element for
+each timestep are ``[T+1, B]``: values and Q values. The last value bootstraps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The check shared by every loss: ``[B]`` against ``[T, B]`` broadcasts without an error."""
+"""A check that all losses share, since ``[B]`` and ``[T, B]`` would broadcast without an error."""
 
 from __future__ import annotations
 

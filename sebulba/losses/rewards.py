@@ -1,4 +1,4 @@
-"""Rewards as losses see them."""
+"""Rewards as the losses take them."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import jax.numpy as jnp
 
 
 def clip_rewards(rewards: jax.Array, limit: float | None) -> jax.Array:
-    """Rewards within +- ``limit``; as they are where it is None."""
+    """Clip rewards to [-limit, limit], or return them as they are if ``limit`` is None."""
     return rewards if limit is None else jnp.clip(rewards, -limit, limit)

@@ -15,12 +15,12 @@ from sebulba.losses._shapes import check_shapes
 
 
 class VTraceOutput(NamedTuple):
-    """Constants for the losses: no gradient flows through them.
+    """What the losses take as constants: no gradient flows through it.
 
     Attributes:
-      targets: ``[T, B]``, the V-trace targets v_t for the values of timesteps 0 .. T-1; the
-        value itself where ``first``.
-      advantages: ``[T, B]``, what multiplies the gradient of log pi(a_t | x_t); 0 where ``first``.
+      targets: ``[T, B]``, the V-trace targets v_t of the values of timesteps 0, ..., T-1. Where
+        ``first``, the target is the value itself.
+      advantages: ``[T, B]``, the factor of the gradient of log pi(a_t | x_t); 0 where ``first``.
     """
 
     targets: jax.Array
@@ -39,19 +39,19 @@ def vtrace(
     clip_c: float = 1.0,
     clip_pg_rho: float = 1.0,
 ) -> VTraceOutput:
-    """V-trace targets (eq. 1) and advantages (section 4.2) of one unroll.
+    """Return the V-trace targets (eq. 1) and advantages (section 4.2) of one unroll.
 
     Args:
       log_rhos: ``[T, B]``, log pi(a_t | x_t) - log mu(a_t | x_t).
-      rewards: ``[T, B]``, r_{t+1}, received for a_t.
+      rewards: ``[T, B]``, r_{t+1}, the reward for a_t.
       discounts: ``[T, B]``, gamma times the discount of timestep t+1 (0 on termination).
-      values: ``[T+1, B]``, V(x_t); the last one bootstraps.
-      first: bool ``[T, B]``, timestep t+1 starts a new episode. That transition is no part of the
-        problem and cuts the recursion: the final observation's own value bootstraps its episode.
-      lambda_: multiplies c_t (remark 2); 1 in the paper's experiments.
-      clip_rho: rho-bar; decides which policy's value function is learned.
-      clip_c: c-bar, at most ``clip_rho``; decides the speed of convergence and the variance.
-      clip_pg_rho: the same clip for the ratio in the policy gradient.
+      values: ``[T+1, B]``, V(x_t). The last one bootstraps.
+      first: bool ``[T, B]``, whether timestep t+1 starts a new episode. The transition to it is not
+        part of any episode: an episode bootstraps from the value of its own last timestep.
+      lambda_: factor of c_t (remark 2); 1 in the paper's experiments.
+      clip_rho: rho-bar, which determines the policy whose value function is learned.
+      clip_c: c-bar, at most ``clip_rho``, which determines speed of convergence and variance.
+      clip_pg_rho: the same as ``clip_rho``, for the ratio in the policy gradient.
 
     Raises:
       ValueError: an argument has another shape.
@@ -61,19 +61,23 @@ def vtrace(
     log_rhos, rewards, discounts, values = jax.lax.stop_gradient(
         (log_rhos, rewards, discounts, values)
     )
+    # With rho_t = 0 where `first`, delta_t and c_t are 0 and v_t = V(x_t). So the step before it,
+    # the last of the episode, bootstraps from the value of the final observation.
     rhos = jnp.where(first, 0.0, jnp.exp(log_rhos))
     discounts = jnp.where(first, 0.0, discounts)
     cs = lambda_ * jnp.minimum(clip_c, rhos)
     deltas = jnp.minimum(clip_rho, rhos) * (rewards + discounts * values[1:] - values[:-1])
 
+    # The recursion (remark 1) is on v_t - V(x_t), which is 0 after the unroll.
     targets = values[:-1] + _discounted_sums(deltas, discounts * cs)
+    # The advantage uses v_{t+1}, not V(x_{t+1}) as delta_t does; the last one is the bootstrap.
     next_targets = jnp.concatenate([targets[1:], values[-1:]])
     errors = rewards + discounts * next_targets - values[:-1]
     return VTraceOutput(targets, jnp.minimum(clip_pg_rho, rhos) * errors)
 
 
 def _discounted_sums(terms: jax.Array, factors: jax.Array) -> jax.Array:
-    """y_t = terms_t + factors_t y_{t+1} with y_T = 0, ``[T, B]`` (remark 1)."""
+    """Return y_t = terms_t + factors_t y_{t+1}, with y_T = 0, ``[T, B]``."""
 
     def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         term, factor = now

@@ -1,4 +1,4 @@
-"""What happened between two lines of metrics."""
+"""Counting what happens between two rows of metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Row = dict[str, float | int | None]
 
 
 class Meter:
-    """Adds up unrolls and updates, and makes a row of metrics of them.
+    """Adds up unrolls and updates, and turns them into rows of metrics.
 
     Attributes:
-      steps: real agent steps so far, over all hosts.
-      episodes: episodes ended so far, over all hosts, up to the last row.
+      steps: agent steps so far, without auto-resets, over all hosts.
+      episodes: episodes that ended before the last row, over all hosts.
     """
 
     def __init__(
@@ -30,16 +30,22 @@ class Meter:
         gather: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers[None],
         counts: Mapping[str, float] = {},  # Never written to.
     ) -> None:
-        """``num_actors`` are those of this host; ``gather`` stacks arrays of all hosts.
+        """Starts the clock.
 
-        ``counts`` is what ``count`` returned in the run that is resumed.
+        Args:
+          frame_skip: frames of the game for each agent step.
+          num_actors: actors of this host.
+          gather: stacks the arrays of all hosts; the default is that of a single host.
+          counts: what ``count`` returned in the run that is resumed.
         """
         self._gather = gather
         self.steps = int(counts.get("steps", 0))
         self.episodes = int(counts.get("episodes", 0))
         self._frame_skip = frame_skip
         self._num_actors = num_actors
+        # In the past, if a run is resumed, so that ``seconds`` goes on from its count.
         self._started = time.perf_counter() - counts.get("seconds", 0.0)
+        # Returns of this host's last episodes, kept from row to row: a smoother curve.
         self._recent: deque[float] = deque(maxlen=100)
         self._reset()
 
@@ -49,41 +55,47 @@ class Meter:
         return time.perf_counter() - self._started
 
     def count(self) -> dict[str, float]:
-        """What a checkpoint must hold for the next ``Meter`` to go on."""
+        """What a checkpoint must hold, so that a resumed run can continue counting."""
         return {"steps": self.steps, "episodes": self.episodes, "seconds": self.seconds}
 
     def add_unrolls(self, unrolls: Sequence[Unroll], version: int) -> None:
-        """Unrolls taken when the parameters had ``version``."""
+        """Count unrolls that the learner took when its parameters had ``version``."""
         for unroll in unrolls:
             self._lags.append(version - unroll.version)
             self._ended += unroll.episodes
+            # Actors work at the same time: the mean over them compares with the elapsed time.
             for activity, seconds in unroll.seconds.items():
                 self._seconds[_ACTOR_KEYS[activity]] += seconds / self._num_actors
 
     def add_steps(self, steps: Any) -> None:
-        """The real agent steps, over all hosts, of one turn."""
+        """Count the agent steps of one turn, without auto-resets, over all hosts."""
         self.steps += int(steps)
 
     def add_logs(self, logs: Mapping[str, Any]) -> None:
-        """The logs, on the host, of one update."""
+        """Count one update with its logs, which must be on the host and the same on all hosts."""
         self._updates += 1
         for name, value in logs.items():
             self._logs[name] += float(value)
 
     @contextlib.contextmanager
     def timed(self, activity: str) -> Iterator[None]:
-        """Count the time inside the context as the learner's ``activity``."""
+        """Count the time inside the context for the learner's ``activity``."""
         start = time.perf_counter()
         yield
         self._seconds[f"learner_{activity}_seconds"] += time.perf_counter() - start
 
     def row(self, update: int) -> Row:
-        """Everything since the last row, over all hosts; means are None where nothing counted."""
+        """Everything since the last row, over all hosts; a mean of nothing is None.
+
+        Every host must call it at the same turn: it gathers numbers of all hosts, thrice, in a
+        fixed order.
+        """
         elapsed = time.perf_counter() - self._since
         steps_per_second = (self.steps - self._steps_before) / elapsed
         self._recent.extend(episode_return for episode_return, _ in self._ended)
         returns, lengths = zip(*self._ended, strict=True) if self._ended else ((), ())
         means = self._means(returns, lengths, self._recent, self._lags)
+        # -1 for a host without unrolls, as a maximum needs a value from each.
         longest = self._gather(np.array([max(self._lags, default=-1)])).max()
         seconds = self._gather(np.array([self._seconds[key] for key in _SECONDS])).mean(axis=0)
         self.episodes += means[0].number
@@ -101,12 +113,15 @@ class Meter:
             "policy_lag_mean": means[3].mean,
             "policy_lag_max": int(longest) if longest >= 0 else None,
             **dict(zip(_SECONDS, seconds.tolist(), strict=True)),
+            # Not gathered: the update has averaged them over all hosts.
             **{name: value / self._updates for name, value in self._logs.items()},
         }
         self._reset()
         return row
 
     def _means(self, *samples: Collection[float]) -> list[_Mean]:
+        """The number and the mean of each sample over all hosts."""
+        # Sums and counts are gathered, since hosts have different numbers of values.
         local = np.array([[sum(sample), len(sample)] for sample in samples], np.float64)
         totals = self._gather(local).sum(axis=0)
         return [

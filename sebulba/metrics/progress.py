@@ -7,11 +7,12 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -21,22 +22,24 @@ from rich.text import Text
 
 Row = Mapping[str, float | int | None]
 
-_WIDTH = 80
-_CELLS = (28, 24, 20)
+_MAX_WIDTH = 100
+_NAME_WIDTH = 9
+_RETURN_WIDTH = 20
+_CELL_WIDTH = 25
 _BARS = "▁▂▃▄▅▆▇█"
-# What the lines above the losses say already, and what only a profile is about.
+# Not among the losses: what the lines above them show, and times, which only matter for tuning.
 _NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|.*seconds?)$")
 
 
 class Progress:
     """Shows the rows of metrics of one run as they come; a context manager.
 
-    On a terminal it draws a panel in place; elsewhere (a file, a pipe, a notebook) it prints
-    one line every few seconds, and always the first and the last. It draws only when called,
-    from the calling thread, and installs no signal handler. What no row has is shown as "-".
+    On a terminal, it draws a panel in place. Elsewhere (a file, a pipe, a notebook), it prints one
+    line every few seconds, and always the first and the last row. It draws only when called, in the
+    calling thread, and installs no signal handler. Values that no row has had are shown as "-".
 
     Args:
-      total_steps: environment steps of the whole run.
+      total_steps: agent steps of the whole run.
       title: what to call the run.
       enabled: False shows nothing.
     """
@@ -48,10 +51,10 @@ class Progress:
         self._due = 0.0
 
     def update(self, row: Row) -> None:
-        """Show ``row``, or keep it for later where the last one shown is only moments old.
+        """Show ``row``, or keep it for later if another one was shown a moment ago.
 
-        Where a value is None, as the return is between the ends of episodes, the last one
-        known is shown.
+        For a value that is None, such as the mean return if no episode ended, the last known value
+        is shown.
         """
         self._known.update({key: value for key, value in row.items() if value is not None})
         self._pending = True
@@ -59,7 +62,7 @@ class Progress:
             self._flush()
 
     def message(self, text: str) -> None:
-        """Print a line of its own, above the panel where there is one."""
+        """Print a separate line, above the panel if there is one."""
         with self._while_someone_reads():
             self._view.message(text)
 
@@ -74,6 +77,7 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # The last row may have come too soon after the one before it to be shown.
         try:
             self._flush()
         finally:
@@ -89,10 +93,11 @@ class Progress:
 
     @contextlib.contextmanager
     def _while_someone_reads(self) -> Iterator[None]:
-        """Show nothing any more once the output is gone, as a closed terminal or pipe is."""
+        """Show nothing from now on if the output is gone, as when a terminal or pipe is closed."""
         try:
             yield
         except OSError:
+            # Training is worth more than its display: it continues.
             gone, self._view = self._view, _View()
             with contextlib.suppress(OSError):
                 gone.close()
@@ -113,7 +118,7 @@ class _View:
 
 
 class _Lines(_View):
-    """A line of names and values for each row: easy to read, to grep and to split."""
+    """Prints a line of names and values for each row, which is easy to grep and to split."""
 
     period = 5.0
 
@@ -131,14 +136,16 @@ class _Lines(_View):
 
 
 class _Terminal(_View):
-    """A panel that is drawn over and over in place, and stays when the run is over."""
+    """Draws a panel again and again in place, and leaves the last one when the run is over."""
 
     period = 0.1
 
     def __init__(self, total_steps: int, title: str, console: Console) -> None:
         self._total_steps, self._title, self._console = total_steps, title, console
         self._returns = _History(limit=48)
+        # Rich's auto_refresh would draw in another thread, at any time.
         self._live = Live(console=console, auto_refresh=False)
+        self._panel: Panel | str = ""
 
     def open(self) -> None:
         self._live.start()
@@ -146,18 +153,23 @@ class _Terminal(_View):
 
     def show(self, row: Row) -> None:
         self._returns.add(row.get("episode_return_mean"))
-        panel = _panel(row, self._total_steps, self._title, self._returns.sparkline())
-        self._live.update(panel, refresh=True)
+        width = min(self._console.width, _MAX_WIDTH)
+        self._panel = _panel(row, self._total_steps, self._title, self._returns, width)
+        # The empty line is for the cursor. After the panel's last line, the ^C that a terminal
+        # prints would wrap it, and an old border would stay above the next panel.
+        self._live.update(Group(self._panel, ""), refresh=True)
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False)
 
     def close(self) -> None:
+        self._live.update(self._panel)
         self._live.stop()
 
 
 def _view(total_steps: int, title: str) -> _View:
     console = Console(highlight=False)
+    # The stream itself is asked too: FORCE_COLOR makes Rich take any output for a terminal.
     can_draw = not console.is_dumb_terminal and console.encoding.startswith("utf")
     if sys.stdout.isatty() and can_draw:
         return _Terminal(total_steps, title, console)
@@ -165,7 +177,10 @@ def _view(total_steps: int, title: str) -> _View:
 
 
 class _History:
-    """A whole series in fewer than ``limit`` values: when full, every second one goes."""
+    """A summary of a whole series in fewer than ``limit`` values, evenly spaced.
+
+    When it is full, it drops every second value and from then on keeps half as many new ones.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._stride, self._seen = limit, 1, 0
@@ -182,13 +197,17 @@ class _History:
             self._values = self._values[::2]
             self._stride *= 2
 
-    def sparkline(self) -> str:
-        """One bar a value, the lowest value lowest."""
+    def sparkline(self, most: int) -> str:
+        """A bar for each value, scaled from the lowest to the highest; ``most`` bars at most."""
         if not self._values:
             return ""
         low, high = min(self._values), max(self._values)
+        # 1.0 if all values are equal, which then have the lowest bar.
         scale = (len(_BARS) - 1) / ((high - low) or 1.0)
-        return "".join(_BARS[round((value - low) * scale)] for value in self._values)
+        every = -(-len(self._values) // most)
+        # Thinned from the end, so that the newest value is always shown.
+        shown = self._values[::-1][::every][::-1]
+        return "".join(_BARS[round((value - low) * scale)] for value in shown)
 
 
 def _line(row: Row, total_steps: int) -> str:
@@ -207,29 +226,34 @@ def _line(row: Row, total_steps: int) -> str:
     return f"{_share(row, total_steps):6.1%}  {text}"
 
 
-def _panel(row: Row, total_steps: int, title: str, sparkline: str) -> Panel:
+def _panel(row: Row, total_steps: int, title: str, returns: _History, width: int) -> Panel:
+    inner = width - 4  # Inside the borders and their padding.
     lag, most = _number(row.get("policy_lag_mean")), _number(row.get("policy_lag_max"))
-    losses = "  ".join(f"{k} {_number(v)}" for k, v in row.items() if not _NOT_LOSSES.match(k))
+    pairs = (
+        (
+            _cell("length", _number(row.get("episode_length_mean"))),
+            _cell("lag", f"{lag} (max {most})"),
+        ),
+        (
+            _cell("steps/s", _number(row.get("steps_per_second"), ",")),
+            _cell("frames/s", _number(row.get("frames_per_second"), ",")),
+        ),
+        (
+            _cell("elapsed", _duration(row.get("seconds"))),
+            _cell("left", _duration(_seconds_left(row, total_steps))),
+        ),
+    )
+    mean = _cell("return", _number(row.get("episode_return_mean")))
+    mean.pad_right(max(1, _RETURN_WIDTH - len(mean)))
+    sparkline = returns.sparkline(max(1, inner - len(mean)))
+    losses = [f"{k} {_number(v)}" for k, v in row.items() if not _NOT_LOSSES.match(k)]
     lines = Group(
         _bar(_share(row, total_steps), total_steps),
-        _cells({"return": _number(row.get("episode_return_mean"))}).append(sparkline, "green"),
-        _cells(
-            {
-                "length": _number(row.get("episode_length_mean")),
-                "steps/s": _number(row.get("steps_per_second"), ","),
-                "elapsed": _duration(row.get("seconds")),
-            }
-        ),
-        _cells(
-            {
-                "lag": f"{lag} (at most {most})",
-                "frames/s": _number(row.get("frames_per_second"), ","),
-                "left": _duration(_seconds_left(row, total_steps)),
-            }
-        ),
-        Text(losses, "dim"),
+        mean.append(sparkline, "green"),
+        _grid(pairs, inner // _CELL_WIDTH),
+        Columns([Text(loss, "dim") for loss in losses], padding=(0, 2)),
     )
-    return Panel(lines, title=Text(title, "bold"), title_align="left", width=_WIDTH)
+    return Panel(lines, title=Text(title, "bold"), title_align="left", width=width)
 
 
 def _bar(share: float, total_steps: int) -> Table:
@@ -240,11 +264,25 @@ def _bar(share: float, total_steps: int) -> Table:
     return grid
 
 
-def _cells(pairs: Mapping[str, str]) -> Text:
-    text = Text(no_wrap=True, overflow="ellipsis")
-    for (name, value), width in zip(pairs.items(), _CELLS, strict=False):
-        text.append(f"{name:<9}", "dim").append(f"{value:<{width - 9}}", "bold")
-    return text
+def _grid(pairs: Sequence[Sequence[Text]], most_columns: int) -> Table:
+    """Cells in as many columns as fit: one for each pair, or two, or a single one."""
+    rows: Iterable[Sequence[Text]]
+    if most_columns >= len(pairs):
+        rows = zip(*pairs, strict=True)
+    elif most_columns >= 2:
+        rows = pairs
+    else:
+        rows = ([cell] for pair in pairs for cell in pair)
+    grid = Table.grid(expand=True)
+    for row in rows:
+        grid.add_row(*row)
+    for column in grid.columns:
+        column.ratio, column.no_wrap = 1, True
+    return grid
+
+
+def _cell(name: str, value: str) -> Text:
+    return Text.assemble((f"{name:<{_NAME_WIDTH}}", "dim"), (value, "bold"), no_wrap=True)
 
 
 def _share(row: Row, total_steps: int) -> float:
@@ -265,6 +303,7 @@ def _number(value: float | int | None, thousands: str = "") -> str:
 
 
 def _duration(seconds: float | None) -> str:
+    # Refuses NaN too, and estimates at the start of a run that timedelta cannot hold.
     if seconds is None or not 0 <= seconds < 1e9:
         return "-"
     return str(timedelta(seconds=round(seconds)))

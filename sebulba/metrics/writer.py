@@ -1,4 +1,4 @@
-"""Metrics of a run: rows in ``metrics.jsonl``, and the same numbers for TensorBoard."""
+"""Writing the metrics of a run to ``metrics.jsonl`` and to TensorBoard files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _GROUPS = {"episode": "^episode", "loss": "loss$", "time": "seconds?$", "lag": "
 class MetricsWriter:
     """Appends rows of scalars to ``directory/metrics.jsonl`` and ``directory/tensorboard``.
 
-    Rows are flat, and each has at least ``update`` and ``steps``; TensorBoard's x axis is
-    ``steps``. Every row is on its way to the disk when ``write`` returns.
+    Rows are flat dicts with at least ``update`` and ``steps``; TensorBoard's x axis is ``steps``.
+    A row is in the hands of the operating system when ``write`` returns.
 
     Args:
-      directory: the run's directory; made where it does not exist.
-      resume_steps: the steps that the run continues from: rows with more, which the run is about
-        to repeat, are dropped. None starts a new file.
+      directory: the run's directory, which is created if it does not exist.
+      resume_steps: the agent steps after which the run continues. Rows with more steps, which the
+        run is about to repeat, are dropped. None starts a new file.
 
     Raises:
       FileExistsError: ``resume_steps`` is None and the directory has metrics already.
@@ -45,10 +45,11 @@ class MetricsWriter:
                 "resume that run or choose another directory"
             )
         self._tensorboard = _TensorBoardWriter(directory / "tensorboard", purge_steps)
+        # Only opened now, since dropping the old rows replaces the file.
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, float | int | None]) -> None:
-        """Append one row; NaN and infinities are stored as null.
+        """Append one row; None, NaN and infinities are stored as null.
 
         Raises:
           ValueError: the row has no ``update`` or no ``steps``.
@@ -81,7 +82,7 @@ class MetricsWriter:
 def read(directory: Path) -> list[dict[str, Any]]:
     """All rows of ``directory/metrics.jsonl``, oldest first.
 
-    A last line that was only half written (the run was killed, or is writing) is left out.
+    A last line that is incomplete, because the run was killed or is writing it, is left out.
 
     Raises:
       FileNotFoundError: the directory has no metrics.
@@ -101,15 +102,15 @@ def read(directory: Path) -> list[dict[str, Any]]:
 
 
 def _drop_rows_after(path: Path, steps: int) -> int:
-    """Keep the rows up to ``steps``, in one atomic step; returns the steps of the last one.
-
-    By steps, since the update stands still while a replay is filled.
-    """
+    """Keep only the rows up to ``steps``, atomically; returns the steps of the last of them."""
+    # Not by the number of updates, which is the same in many rows while a replay is filled.
     rows = read(path.parent) if path.exists() else []
     rows = [row for row in rows if row["steps"] <= steps]
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
+        # On the disk before the name changes: after a power failure, the renamed file could
+        # otherwise be empty.
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
@@ -117,7 +118,7 @@ def _drop_rows_after(path: Path, steps: int) -> int:
 
 
 def _tidy(value: float | int | None) -> float | int | None:
-    """A number that JSON can hold, with 7 significant digits: all that a float32 has."""
+    """A number that JSON can hold, with the 7 significant digits of a float32."""
     if value is None or isinstance(value, Integral):
         return None if value is None else int(value)
     number = float(value)
@@ -125,20 +126,20 @@ def _tidy(value: float | int | None) -> float | int | None:
 
 
 def _tag(key: str) -> str:
-    """TensorBoard folds its charts by what stands before the slash."""
+    """The name of a chart; TensorBoard groups charts by the part before the slash."""
     groups = (group for group, pattern in _GROUPS.items() if re.search(pattern, key))
     return f"{next(groups, 'training')}/{key}"
 
 
 class _TensorBoardWriter:
-    """Event files, written by the calling thread.
+    """Writes event files in the calling thread.
 
-    tensorboardX's own SummaryWriter hands events to a thread through a bounded queue; where
-    that thread dies (a full disk), the caller waits on the queue for ever.
+    tensorboardX's own SummaryWriter passes events to a thread through a bounded queue. If that
+    thread dies, as on a full disk, its caller waits for the queue forever.
     """
 
     def __init__(self, directory: Path, purge_steps: int | None) -> None:
-        # Imported here: a notebook that only reads metrics needs none of it.
+        # Imported here, since reading metrics in a notebook does not need it.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
@@ -150,7 +151,8 @@ class _TensorBoardWriter:
         self._events: Any = EventsWriter(str(directory / "events"), suffix)
         self._next_flush = 0.0
         if purge_steps is not None:
-            # Tells TensorBoard to forget the events that the resumed run repeats.
+            # Event files cannot be rewritten. A session start tells TensorBoard to drop the earlier
+            # events from this step on, which the resumed run repeats.
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(step=purge_steps + 1, session_log=start)
 

@@ -1,10 +1,12 @@
-"""2-D convolution that is fast on every platform, CPU included.
+"""2-D convolution that is fast on every platform, including CPU.
 
-On accelerators it is XLA's own operation. On CPU XLA has two libraries for it, and its own loops,
-and takes one or the other by how the operation is stated: here so that Eigen, the fastest, gets it,
-forwards and backwards, inside of loops too. The gradient for images goes row by row, and the one
-for a kernel over some images at a time, which stay in the cache.
-All agree to rounding, so parameters and results carry over from one platform to another.
+On accelerators it is XLA's own operation. On CPU, XLA has two libraries (Eigen and YNNPACK) and
+loops of its own, and chooses by how the operation is stated. Here it is stated so that Eigen, the
+fastest, computes it: forward and backward, also inside loops. Platforms agree up to rounding.
+
+With ``lax.conv_general_dilated`` an update takes 1.2 to 2.6 times as long in jax 0.10.2 and
+0.12.0.1. The code for CPU can go once ``benchmarks/convolution.py`` shows that operation within 5%,
+on the oldest supported jax, both at the top level and inside ``lax.scan``.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ from jax import lax
 Array = jax.Array
 DataFormat = Literal["NHWC", "NCHW"]
 Pair = tuple[int, int]
-"""Vertical, horizontal."""
+"""(vertical, horizontal)."""
 Pads = tuple[Pair, Pair]
 """(top, bottom), (left, right)."""
 
 
 class Form(NamedTuple):
-    """Of a convolution: strides, padding, and the axis of x that holds its channels, 3 or 1."""
+    """Strides and padding of a convolution, and which axis of x is its channels, 3 or 1."""
 
     strides: Pair = (1, 1)
     pads: Pads = ((0, 0), (0, 0))
     channel: int = 3
 
 
-# Of the images whose part in a kernel's gradient is computed at once, as floats: what becomes of
-# them on the way has to fit the cache of a core or two.
+# Size, as floats, of the images whose part of a kernel's gradient is computed at a time. They, and
+# what is computed from them, have to fit in the caches of one or two cores.
 _CHUNK_BYTES = 8 << 20
 
-# Up to here products of rows are slow, and XLA takes Eigen by itself.
+# With at most this many channels `_by_rows` is slow, and XLA chooses Eigen without being made to.
 _FEW_CHANNELS = 16
 
 
@@ -51,33 +53,30 @@ def conv2d(
     data_format: DataFormat = "NHWC",
     offset: Array | None = None,
 ) -> Array:
-    """Cross-correlates images with a kernel, as `lax.conv_general_dilated` does.
+    """Cross-correlate images with a kernel, as `lax.conv_general_dilated` does.
 
     Args:
-      x: images [B, H, W, C], or [B, C, H, W] where `data_format` is "NCHW". Integer images are read
-        in the kernel's dtype (a scale such as 1/255 is cheapest folded into the kernel); they have
-        no gradient.
+      x: images [B, H, W, C], or [B, C, H, W] if `data_format` is "NCHW". Integers are converted to
+        the kernel's dtype and have no gradient. Fold a scale such as 1/255 into the kernel.
       kernel: [KH, KW, C, O].
       bias: [O], or None for no bias.
       strides: one for both axes, or (vertical, horizontal).
       padding: "SAME", "VALID" or ((top, bottom), (left, right)).
-      data_format: of x alone. A stack of frames is cheaper as planes than pixel by pixel.
+      data_format: of x; the result is always "NHWC". Stacked frames are cheaper as planes (NCHW).
       offset: [B], subtracted from the pixels of each image before they are padded with zeros, or
-        None. For integer images alone; it has no gradient.
+        None. For integer images only; it has no gradient.
 
     Returns:
       [B, OH, OW, O] in the promoted dtype of x and kernel. Differentiable in reverse mode.
 
     Raises:
-      ValueError: the ranks, the channels or the strides do not fit, or images with an offset are
-        not integers.
+      ValueError: shapes, strides or padding do not fit, or floating images have an offset.
     """
     channel = data_format.index("C")
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[channel] != kernel.shape[2]:
         raise ValueError(
-            f"x {x.shape} ({data_format}) and kernel {kernel.shape} do not fit: conv2d takes x "
-            "[B, H, W, C], or [B, C, H, W] with data_format NCHW, and kernel [KH, KW, C, O] with "
-            "the same C; reshape or transpose them first"
+            f"x {x.shape} ({data_format}) and kernel {kernel.shape} do not fit: kernel must be "
+            "[KH, KW, C, O], and x [B, H, W, C] or, for NCHW, [B, C, H, W]; reshape them first"
         )
     dtype = kernel.dtype
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -92,15 +91,12 @@ def conv2d(
     return y if bias is None else y + bias.astype(dtype)
 
 
-# The gradient is stated outside the choice of platform, so that differentiation never sees a
-# branch, and each part of it can be dropped when nobody asks for it.
-
-
+# The gradient is stated outside the choice of platform, so that JAX never differentiates a branch,
+# and XLA can drop the gradient of x or of the kernel if it is not used.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _conv(form: Form, x: Array, kernel: Array, offset: Array | None) -> Array:
     cpu, native = partial(_cpu_conv, form), partial(_native_conv, form)
-    y: Array = lax.platform_dependent(x, kernel, offset, cpu=cpu, default=native)
-    return y
+    return lax.platform_dependent(x, kernel, offset, cpu=cpu, default=native)
 
 
 def _conv_bwd(form: Form, residuals: tuple[Any, ...], dy: Array) -> tuple[Any, ...]:
@@ -115,6 +111,7 @@ def _conv_bwd(form: Form, residuals: tuple[Any, ...], dy: Array) -> tuple[Any, .
     )
     doffset = None if offset is None else jnp.zeros_like(offset)
     if not jnp.issubdtype(x.dtype, jnp.floating):
+        # JAX requires cotangents of integers to have its dtype float0.
         return np.zeros(x.shape, jax.dtypes.float0), dkernel, doffset
     dx = lax.platform_dependent(
         *(x, kernel, dy),
@@ -146,7 +143,7 @@ def _native_conv(form: Form, x: Array, kernel: Array, offset: Array | None = Non
 def _cpu_conv(form: Form, x: Array, kernel: Array, offset: Array | None) -> Array:
     y = _cpu_conv_of_floats(form, x, kernel)
     if offset is not None:
-        # Bytes are cheaper to move than what they would become.
+        # conv(x - offset) = conv(x) - offset * conv(1). So x stays bytes, which are cheap to move.
         grey = _cpu_conv_of_floats(form, jnp.ones_like(x[:1]), kernel)
         y = y - offset[:, None, None, None] * grey
     return y.astype(kernel.dtype)
@@ -160,7 +157,7 @@ def _cpu_conv_of_floats(form: Form, x: Array, kernel: Array) -> Array:
 
 
 def _in_blocks(form: Form, x: Array) -> bool:
-    """Whether the pixels are bytes or the like, which move faster in blocks than one by one."""
+    """Whether to compute on blocks of pixels, since integers move faster in blocks."""
     return form.strides != (1, 1) and not jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -169,11 +166,11 @@ def _pixels(form: Form, x: Array) -> Array:
 
 
 def _eigen_conv(form: Form, x: Array, kernel: Array, dilation: Pair = (1, 1)) -> Array:
-    """XLA's convolution of floats [B, H, W, C] with a kernel [KH, KW, C, O], by Eigen.
+    """Convolve floats [B, H, W, C] with a kernel [KH, KW, C, O] by XLA, so that it uses Eigen.
 
-    XLA hands what it can to YNNPACK, which takes twice as long in jax 0.10.2, but no dilated images
-    and no few channels. With every other row empty, in images and kernel alike, and twice the
-    stride, the sums are the same ones; Eigen skips what is empty.
+    XLA prefers YNNPACK, which takes twice as long (jax 0.10.2), except for few channels and dilated
+    images. So an empty row is put between the rows of both images and kernel, and the vertical
+    stride is doubled: the sums stay the same, and Eigen skips what is empty.
     """
     (down, right), (vertical, horizontal), _ = form
     rows = 1 if max(kernel.shape[2:]) <= _FEW_CHANNELS else 2
@@ -189,20 +186,21 @@ def _eigen_conv(form: Form, x: Array, kernel: Array, dilation: Pair = (1, 1)) ->
 
 
 def _cpu_dx(form: Form, x: Array, kernel: Array, dy: Array) -> Array:
+    # On blocks the stride is 1, so the gradient is a convolution of dy, fully padded, with the
+    # flipped kernel. The gradient of `_to_blocks` then puts its pixels in their places.
     taps = _kernel_to_blocks(form, kernel)
     rows, columns, _, out = taps.shape
     full = Form(pads=((rows - 1, rows - 1), (columns - 1, columns - 1)))
     conv = _eigen_conv if out <= _FEW_CHANNELS else _by_rows
     dblocks = conv(full, dy.astype(jnp.float32), taps[::-1, ::-1].swapaxes(2, 3))
-    dx: Array = jax.vjp(partial(_to_blocks, form, kernel.shape), x)[1](dblocks)[0]
-    return dx
+    return jax.vjp(partial(_to_blocks, form, kernel.shape), x)[1](dblocks)[0]
 
 
 def _by_rows(form: Form, x: Array, kernel: Array) -> Array:
-    """The convolution of floats, with strides of 1, as one-dimensional ones of their rows.
+    """Convolve floats, with strides of 1, by one-dimensional convolutions of their rows.
 
-    The rows of the kernel are side by side, as channels of the result, and rows of the results are
-    added. Of the zeros above and below the images, none is multiplied.
+    Every row of the images is convolved with every row of the kernel, whose rows lie side by side
+    as output channels. The results are added with shifts, which multiplies no row of padding.
     """
     rows, columns, channels, out = kernel.shape
     batch, height, width, _ = x.shape
@@ -214,6 +212,7 @@ def _by_rows(form: Form, x: Array, kernel: Array) -> Array:
         dimension_numbers=("NWC", "WIO", "NWC"),
     )
     y = y.reshape(batch, height, -1, rows, out)
+    # Row r of the images and row i of the kernel add to row r + low - i of the result.
     (low, high), none, zero = form.pads[0], (0, 0, 0), jnp.zeros((), y.dtype)
     shifted = [
         lax.pad(y[:, :, :, i], zero, (none, (low - i, high - (rows - 1 - i), 0), none, none))
@@ -226,6 +225,7 @@ def _cpu_dkernel(form: Form, x: Array, kernel: Array, offset: Array | None, dy: 
     dtype, kernel, dy = kernel.dtype, kernel.astype(jnp.float32), dy.astype(jnp.float32)
     dkernel = _sum_by_chunks(partial(_dkernel_of_floats, form, kernel), x, dy)
     if offset is not None:
+        # As in `_cpu_conv`. The part of all offsets is that of one image of ones.
         grey = jnp.sum(offset[:, None, None, None] * dy, axis=0, keepdims=True)
         dkernel = dkernel - _dkernel_of_floats(form, kernel, jnp.ones_like(x[:1]), grey)
     return dkernel.astype(dtype)
@@ -234,18 +234,19 @@ def _cpu_dkernel(form: Form, x: Array, kernel: Array, offset: Array | None, dy: 
 def _dkernel_of_floats(form: Form, kernel: Array, x: Array, dy: Array) -> Array:
     if not _in_blocks(form, x):
         return _eigen_dkernel(form, kernel.shape, _pixels(form, x), dy)
+    # `kernel` is needed only for its shape: `_kernel_to_blocks` is linear.
     taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
     blocks = _numbers(_to_blocks(form, kernel.shape, x))
-    dkernel: Array = from_taps(_eigen_dkernel(Form(), taps.shape, blocks, dy))[0]
-    return dkernel
+    return from_taps(_eigen_dkernel(Form(), taps.shape, blocks, dy))[0]
 
 
 def _eigen_dkernel(form: Form, kernel_shape: Sequence[int], x: Array, dy: Array) -> Array:
-    """The gradient for a kernel: a convolution of x with dy, the batch in place of the channels.
+    """Return the gradient for a kernel: x convolved with dy, with the batch as input channels.
 
-    It is XLA's own, but for the transposes. XLA has them where a program begins; inside of a loop
-    it has none, takes neither library, and 20 times as long.
+    XLA does the same, but transposes the arrays only at the top level of a program. Inside a loop
+    neither library can compute them as they are, and it takes 20 times as long.
     """
+    # The bottom and right padding may be negative, where no window reaches the last pixels.
     pads = [
         (low, (count - 1) * stride + size - n - low)
         for n, count, size, stride, (low, _) in zip(
@@ -258,18 +259,18 @@ def _eigen_dkernel(form: Form, kernel_shape: Sequence[int], x: Array, dy: Array)
 
 
 def _to_blocks(form: Form, kernel_shape: Sequence[int], x: Array) -> Array:
-    """Pads, and moves each block of `strides` pixels into the channels: the stride becomes 1.
+    """Pad, and move each block of `strides` pixels into the channels, so that the stride becomes 1.
 
-    The result is for `_numbers`: bytes are still words of four, of which a quarter has to move.
+    Bytes are moved four at a time, as words of 32 bits; `_numbers` makes floats of the result.
     """
-    if form.channel == 1:  # Each plane by itself; what moves after that is whole blocks.
+    if form.channel == 1:  # Each plane as an image of its own; then only whole blocks are moved.
         planes = x.reshape(-1, *x.shape[2:], 1)
         blocks = _to_blocks(form._replace(channel=3), kernel_shape, planes)
         blocks = blocks.reshape(*x.shape[:2], *blocks.shape[1:]).transpose(0, 2, 3, 1, 4)
         return blocks.reshape(*blocks.shape[:3], -1)
     strides, pads, _ = form
     batch, channels = x.shape[0], x.shape[3]
-    counts = [
+    counts = [  # One block for each window, and those that the last window needs in addition.
         (n + low + high - k) // s + -(-k // s)
         for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel_shape, strides, strict=False)
     ]
@@ -288,16 +289,16 @@ def _to_blocks(form: Form, kernel_shape: Sequence[int], x: Array) -> Array:
 
 
 def _numbers(x: Array) -> Array:
-    """What `_to_blocks` gave, as float32."""
+    """Convert the result of `_to_blocks` to float32."""
     if x.dtype != jnp.uint32:
         return x
-    # Without the barrier every byte would look up its word.
+    # Without the barrier XLA would fuse the two, and fetch a word from its old place for each byte.
     x = lax.bitcast_convert_type(lax.optimization_barrier(x), jnp.uint8)
     return x.reshape(*x.shape[:3], -1).astype(jnp.float32)
 
 
 def _kernel_to_blocks(form: Form, kernel: Array) -> Array:
-    """The kernel that does on the blocks, with stride 1, what `kernel` does on the pixels."""
+    """Return the kernel that does on blocks, with stride 1, what `kernel` does on pixels."""
     height, width, channels, out = kernel.shape
     down, right = form.strides
     rows, columns = -(-height // down), -(-width // right)
@@ -306,39 +307,34 @@ def _kernel_to_blocks(form: Form, kernel: Array) -> Array:
         ((0, rows * down - height), (0, columns * right - width), (0, 0), (0, 0)),
     )
     kernel = kernel.reshape(rows, down, columns, right, channels, out)
-    block = (1, 3, 4) if form.channel == 3 else (4, 1, 3)
+    block = (1, 3, 4) if form.channel == 3 else (4, 1, 3)  # The order of channels in `_to_blocks`.
     kernel = kernel.transpose(0, 2, *block, 5)
     return kernel.reshape(rows, columns, down * right * channels, out)
 
 
 def _sum_by_chunks(f: Callable[..., Array], x: Array, dy: Array) -> Array:
-    """f(x, dy), which is a sum over images, over chunks of images."""
+    """Return f(x, dy), a sum over images, computed on one chunk of images after another."""
     batch = x.shape[0]
     chunk = _images_per_chunk(batch, x.size // batch)
-    first = batch % chunk or chunk
+    first = batch % chunk or chunk  # Shapes in a loop are fixed, so what is left over goes first.
 
     def add(i: Any, total: Array) -> Array:
         part = [lax.dynamic_slice_in_dim(a, first + i * chunk, chunk) for a in (x, dy)]
         return total + f(*part)
 
-    total: Array = lax.fori_loop(0, (batch - first) // chunk, add, f(x[:first], dy[:first]))
-    return total
+    return lax.fori_loop(0, (batch - first) // chunk, add, f(x[:first], dy[:first]))
 
 
 def _images_per_chunk(batch: int, size: int) -> int:
-    """size: pixels of an image, with its channels."""
+    """``size`` is the number of values in one image, counting all channels."""
     limit = max(1, _CHUNK_BYTES // (4 * size))
     if batch <= 2 * limit:
         return batch  # A loop keeps the cores less busy than a single convolution does.
-    return max(16, limit // 16 * 16)  # Vectors are of at most 16 images: they become channels.
+    return max(16, limit // 16 * 16)  # Images become channels, in vectors of up to 16.
 
 
 def pair_of(value: int | Sequence[int]) -> Pair:
-    """One number for both axes, or two.
-
-    Raises:
-      ValueError: they are not positive integers, or not two.
-    """
+    """Return ``value`` as (vertical, horizontal). Raise ``ValueError`` unless both are positive."""
     pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"{value} must be a positive integer, or two: (vertical, horizontal)")
@@ -346,7 +342,7 @@ def pair_of(value: int | Sequence[int]) -> Pair:
 
 
 def pads_of(shape: Sequence[int], window: Sequence[int], strides: Pair, padding: Any) -> Pads:
-    """Pixels of padding that "SAME", "VALID" or ((top, bottom), (left, right)) comes to."""
+    """Return the padding in pixels, given as "SAME", "VALID" or ((top, bottom), (left, right))."""
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(shape, window, strides, padding)
     (top, bottom), (left, right) = padding

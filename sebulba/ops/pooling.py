@@ -1,7 +1,7 @@
-"""Max pooling that is fast on every platform, CPU included.
+"""Max pooling that is fast on every platform, including CPU.
 
-On accelerators it is XLA's own operation, whose gradient is slow on CPU: there both are maxima and
-sums of shifted slices.
+On accelerators it is XLA's own operation. Its gradient is slow on CPU, so there pooling is computed
+as the maximum of shifted slices of the images, and the gradient as the sum of shifted slices of dy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,21 @@ def max_pool(
     strides: int | Sequence[int],
     padding: str | Sequence[Sequence[int]] = "SAME",
 ) -> Array:
-    """Maximum over windows of images [B, H, W, C], as `lax.reduce_window` gives it.
+    """Return the maximum over each window of images, as `lax.reduce_window` does.
 
-    Of equal values in a window, the first in row-major order receives the gradient. Arguments are
-    as for `conv2d`; window is one size for both axes, or (height, width).
+    If values in a window are equal, the first in row-major order receives the gradient.
+
+    Args:
+      x: floats [B, H, W, C].
+      window: one size for both axes, or (height, width).
+      strides: one for both axes, or (vertical, horizontal).
+      padding: "SAME", "VALID" or ((top, bottom), (left, right)).
+
+    Returns:
+      [B, OH, OW, C]. Differentiable in reverse mode.
+
+    Raises:
+      ValueError: `x` does not have four axes, or `window` or `strides` are not positive integers.
     """
     if x.ndim != 4:
         raise ValueError(f"x {x.shape} must be images [B, H, W, C]; reshape it first")
@@ -37,14 +48,11 @@ def max_pool(
 
 
 # As in `convolution`, differentiation never sees the choice of platform.
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
     cpu = partial(_cpu_max_pool, window, strides, pads)
     native = partial(_native_max_pool, window, strides, pads)
-    y: Array = lax.platform_dependent(x, cpu=cpu, default=native)
-    return y
+    return lax.platform_dependent(x, cpu=cpu, default=native)
 
 
 def _max_pool_bwd(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Array) -> tuple[Array]:
@@ -61,8 +69,7 @@ _max_pool.defvjp(lambda w, s, p, x: (_max_pool(w, s, p, x), x), _max_pool_bwd)
 
 def _native_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
     padding = ((0, 0), *pads, (0, 0))
-    y: Array = lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
-    return y
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
 
 
 def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
@@ -81,15 +88,19 @@ def _cpu_max_pool(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
         if all(first < end for _, first, end in axes):
             pixels = x[:, *(inside for inside, _, _ in axes)]
             around = [(f, count - e, 0) for (_, f, e), count in zip(axes, counts, strict=True)]
-            # To pad these, and not x, takes two fifths of the time; for the gradient, 1.5 times.
+            # Padding each slice, and not x once, takes two fifths of the time. (For the gradient
+            # it would take 1.5 times as long: `_first_of_maxima` pads x.)
             y = lax.max(y, lax.pad(pixels, lowest, ((0, 0, 0), *around, (0, 0, 0))))
     return y
 
 
 def _pixels(size: int, start: int, stride: int, windows: int) -> tuple[slice, int, int]:
-    """Of one place of the windows along an axis: its pixels, and the first window in which it is
-    one and the first after these in which it is padding.
+    """Return the pixels at one place of all windows along an axis, and which windows these are.
+
+    In window i the place is pixel start + i * stride. It is inside the image in the windows from
+    ``first`` to ``end - 1``, and in the padding in the others.
     """
+    # -(a // b) is -a / b rounded up.
     first, end = max(0, -(start // stride)), min(windows, (size - 1 - start) // stride + 1)
     return slice(start + first * stride, start + (end - 1) * stride + 1, stride), first, end
 
@@ -99,22 +110,29 @@ def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Arra
     (height, width), (down, right) = window, strides
     first = _first_of_maxima(window, strides, pads, x)
 
-    # Pixels at the same place in their block of `strides` pixels are in the same windows: those
-    # that begin in the block itself, and so many blocks above and to the left of it.
+    # Cut the padded image into blocks of `strides` pixels, so that one window begins in each. A
+    # pixel can only be in windows that begin in its own block, up to `above` blocks above that, and
+    # up to `left` blocks to the left.
     above, left = (height - 1) // down, (width - 1) // right
     border = (0, 0), (above, above), (left, left), (0, 0)
-    # Without the barrier the search, and what dy comes from, would be repeated for each of them.
+    # Without the barrier XLA would repeat the search, and the computation of dy, in each term of
+    # the sum below. Windows in the border do not exist, but add nothing: their dy is 0.
     first, dy = lax.optimization_barrier((jnp.pad(first, border), jnp.pad(dy, border)))
+    # Blocks in which no window begins may still hold pixels of the last windows.
     rows, columns = rows + above, columns + left
+    # Pixel (i, j) of its block, along axes that match those of [B, rows, down, columns, right, C].
     i = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 0)
     j = lax.broadcasted_iota(jnp.int32, (down, 1, right, 1), 2)
     dx = jnp.zeros((batch, rows, down, columns, right, channels), dy.dtype)
     for m, n in np.ndindex(above + 1, left + 1):
+        # In the window that begins m blocks above and n to the left, the pixel is number `place`,
+        # unless the window is too small. If that is the first maximum, the pixel gets dy.
         there = slice(above - m, above - m + rows), None, slice(left - n, left - n + columns), None
         place = (i + m * down) * width + j + n * right
         inside = (i + m * down < height) & (j + n * right < width)
         dx += jnp.where(inside & (first[:, *there] == place), dy[:, *there], 0)
     dx = dx.reshape(batch, rows * down, columns * right, channels)
+    # Negative amounts crop the padding; a positive one adds pixels that no window reaches.
     crop = [
         (-low, n + low - have, 0)
         for n, (low, _), have in zip(x.shape[1:3], pads, dx.shape[1:3], strict=True)
@@ -123,7 +141,7 @@ def _cpu_max_pool_dx(window: Pair, strides: Pair, pads: Pads, x: Array, dy: Arra
 
 
 def _first_of_maxima(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array:
-    """In each window, the position of its first maximum in row-major order."""
+    """Return the position of the first maximum in each window, counted in row-major order."""
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     last = [(n - k) // s * s for n, k, s in zip(padded.shape[1:3], window, strides, strict=True)]
     down, right = strides
@@ -133,6 +151,7 @@ def _first_of_maxima(window: Pair, strides: Pair, pads: Pads, x: Array) -> Array
     ]
     best, first = pixels[0], jnp.zeros(pixels[0].shape, jnp.int32)
     for n, pixel in enumerate(pixels[1:], 1):
+        # > and not >=: among equal values the first stays, as in XLA's own gradient.
         first = jnp.where(pixel > best, n, first)
         best = lax.max(best, pixel)
     return first

@@ -1,4 +1,4 @@
-"""The programs of a training run, lowered for devices that need not be here."""
+"""The programs of a training run, lowered for devices that this machine need not have."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sebulba.validation import ConfigError
 
 
 class Lowered(NamedTuple):
-    """What a run executes again and again.
+    """What a run executes again and again, and the memory that the programs do not show.
 
     Attributes:
       act: ``ActorProgram.step`` of one actor, on the first inference device.
       update: the programs of one update on the learner mesh of all hosts, and how often each runs.
-      carry_bytes: memory that each further actor of an inference device takes there.
-      replay_bytes: memory that the learner keeps on each learner device beside its state.
+      carry_bytes: memory of each further actor on an inference device.
+      replay_bytes: memory that the learner keeps on each learner device besides its state.
     """
 
     act: jax.stages.Lowered
@@ -37,9 +37,16 @@ class Lowered(NamedTuple):
 def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: Topology) -> Lowered:
     """Lower the inference step and the update of ``config``; nothing is computed.
 
+    Args:
+      algorithm: the one of ``config``.
+      config: its sizes must divide over the learners of ``topology``.
+      spec: of the environment, with any number of environments.
+      topology: roles of the devices, which need not be attached to this machine.
+
     Raises:
       ConfigError: the algorithm's learner does not say how to lower its update.
     """
+    # As in a training run, but every array is a jax.ShapeDtypeStruct placed on those devices.
     spec = spec._replace(num_envs=config.envs_per_actor)
     agent = algorithm.make_agent(config, spec, "training")
     exploration = algorithm.make_exploration(config, config.envs_per_actor)
@@ -54,12 +61,14 @@ def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: To
     key = jax.random.key(0)
     params = _on(here, jax.eval_shape(agent.init, key))
     carry = _on(here, jax.eval_shape(program.start, params, key, np.int32(0)))
+    # The buffers are [T+1, B, ...]: without the time axis they are one timestep.
     timestep = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=here),
         carry.timesteps,
     )
     shards, _ = jax.eval_shape(program.finish, carry, timestep)
     epsilons = _on(here, exploration.epsilons) if exploration else ()
+    # The number of updates is a constant in the schedule: any number costs the same.
     optimizer = make_optimizer(config.optimizer, config.total_steps)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     state = _on(topology.replicated(), jax.eval_shape(learner.init, key))
@@ -67,7 +76,7 @@ def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: To
         update = learner.lower(state, shards[0])
     except NotImplementedError as error:
         raise ConfigError(
-            f"{algorithm.name} cannot be planned ({error}): define its learner's lower."
+            f"{algorithm.name} cannot be planned ({error}): define the learner's method lower."
         ) from error
     return Lowered(
         act=program.step.lower(params, carry, timestep, epsilons),

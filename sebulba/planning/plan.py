@@ -1,7 +1,7 @@
-"""What a preset would do on a TPU slice, before anybody pays for one.
+"""How fast a preset would run on a TPU slice, estimated without one.
 
 The inference step and the update are compiled for that slice with the real TPU compiler, which
-needs no TPU; ``roofline`` turns its counts into rates.
+needs no TPU. ``roofline`` turns the compiler's counts into rates.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sebulba.types import EnvSpec
 from sebulba.validation import ConfigError
 
 STEPS_PER_CORE = 1500.0
-"""Agent steps/s of EnvPool on one core: Breakout-v5, measured on a two-core AMD EPYC VM."""
+"""Agent steps/s of EnvPool on one CPU core: Breakout-v5, measured on a two-core AMD EPYC VM."""
 _CLOSE = 0.95
-"""Layouts within 5% of the best are equal, as far as an estimate can tell."""
+"""Layouts within 5% of the best count as equal, since these are estimates."""
 _WAITING = 0.8
-"""What ``shared`` counts for: its actors wait for updates, which no roofline sees."""
+"""Factor on the rate of shared devices: there, actors wait for updates, which no roofline shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Row:
     """One layout.
 
     Attributes:
-      layout: roles of each host's devices.
-      changes: options that this layout needs, since its learners must divide the batch.
+      layout: roles of each host's devices, as in ``Topology.layout``.
+      changes: options to change for this layout, so that its learners divide the batch.
       refused: why the compiler refuses it, or None.
-      act, update: what one call and one whole update cost a device.
-      hbm: peak memory of the fullest device in bytes, with every actor's and a replay there.
-      estimate: rates; None where refused.
+      act, update: what one inference step and one whole update cost a device.
+      hbm: peak memory of the fullest device in bytes, including all its actors and the replay.
+      estimate: rates; None if the layout is refused.
     """
 
     layout: str
@@ -58,24 +58,27 @@ class Row:
     @property
     def is_shared(self) -> bool:
         """Whether every device both acts and learns."""
+        # "a0,1-l0,1": the same numbers after the letters.
         acting, learning = self.layout.split("-")
         return acting[1:] == learning[1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Every sensible layout of a slice, and the one to take.
+    """Every sensible layout of a slice, and the recommended one.
 
     Attributes:
       preset, env: what is planned.
       slice, shape: name of the slice, and its topology in chips.
       hosts, devices_per_host, cpus_per_host: its size.
       hbm_bytes: memory of one device.
-      steps_per_core: assumed of EnvPool, steps/s.
-      versions: of the compiler and jax.
+      steps_per_core: agent steps/s that are assumed of the environments on one CPU core.
+      versions: of the compiler and of jax.
       rows: the layouts.
-      chosen: the layout that training takes by itself, ``chosen_note`` why it is not the wanted.
-      recommended: the layout to take, None where the compiler refuses all; ``why`` in a line.
+      chosen: the layout that training chooses by itself.
+      chosen_note: why that is not the layout that the config asks for; None if it is.
+      recommended: the best layout; None if the compiler refuses all.
+      why: the reason for the recommendation, in one line.
     """
 
     preset: str
@@ -96,7 +99,12 @@ class Plan:
 
 
 def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE) -> Plan:
-    """Compile every sensible layout and estimate its rates; minutes, for a deep network.
+    """Compile every sensible layout and estimate its rates; takes minutes for a deep network.
+
+    Args:
+      config: the preset, with any changes.
+      slice_name: as Cloud TPU calls the slice, such as "v5e-16".
+      steps_per_core: agent steps/s of the environments on one CPU core.
 
     Raises:
       ConfigError: the slice is unknown, the TPU compiler is not installed, or the config is wrong.
@@ -104,6 +112,7 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
     tpu_slice = tpu_slices.parse(slice_name)
     algorithm = algorithms.of(config)
     config.validate()
+    algorithm.unrolls_per_turn(config)  # Raises if a batch is not made of whole unrolls.
     try:
         devices = tpu_slices.devices(tpu_slice)
     except ConfigError as error:
@@ -116,10 +125,13 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
         return algorithm.fits(config, num_learners)
 
     chosen = placement.choose(config, fits, devices, ask)
+    # Training may fall back on a layout that is not sensible but the nearest that works: show it.
     topologies = sensible(config, fits, devices)
     if chosen.topology.layout not in [topology.layout for topology in topologies]:
         topologies.append(chosen.topology)
     acts: dict[int, Program] = {}
+    # A mean over the mesh is quick to compile, and whole updates are not: these are only compiled
+    # for meshes that the compiler accepts.
     rows = [
         Row(topology.layout, changed_options(config, _fit(algorithm, config, topology)), why)
         if why is not None
@@ -149,11 +161,17 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
 def sensible(
     config: Config, fits: Callable[[int], bool], devices: Sequence[jax.Device]
 ) -> list[Topology]:
-    """A quarter of the devices acting, every split whose learners divide the batch, ``shared``.
+    """The layouts worth comparing, sorted by their number of learners.
 
-    Where ``config.num_inference_devices`` is given, only that split and ``shared``; where
-    ``config.placement`` is shared, only that. Fewer than a quarter
-    of the devices learning is not sensible: an update costs three times the actors' work.
+    These are the default split, every split whose learners divide the batch and are at least a
+    quarter of the devices (an update costs about three times the actors' work), and all devices
+    shared. If ``config`` sets ``num_inference_devices``, only that split and shared devices; if its
+    ``placement`` is shared, only that.
+
+    Args:
+      config: says what is wanted.
+      fits: whether the batch divides over a number of learner devices of a host.
+      devices: devices of all hosts.
     """
     if config.placement == "shared":
         return [Topology.shared(devices)]
@@ -169,15 +187,15 @@ def sensible(
 
 def _fit(algorithm: Algorithm[Any], config: Config, topology: Topology) -> Config:
     """``config`` with its sizes rounded up to what the learners of ``topology`` divide."""
-    fitted: Config = algorithm.fit(config, len(topology.learners))
-    return fitted
+    return algorithm.fit(config, len(topology.learners))
 
 
 def recommend(rows: Sequence[Row], chosen: str) -> tuple[str | None, str]:
-    """The layout with the most frames/s, and why.
+    """The layout with the most frames/s and the reason; None if all are refused.
 
-    Among equal ones, that which needs no changes, then the one that training takes by itself. A
-    split is preferred to ``shared`` unless that is faster by a quarter.
+    Among layouts that are about equal, one without changes to the config comes first, then the one
+    that training chooses by itself (``chosen``). Shared devices must be faster than a split by a
+    quarter to be preferred to it.
     """
     possible = [(row, row.estimate) for row in rows if row.estimate is not None]
     if not possible:
@@ -187,6 +205,7 @@ def recommend(rows: Sequence[Row], chosen: str) -> tuple[str | None, str]:
         return pair[1].frames * (_WAITING if pair[0].is_shared else 1)
 
     most = max(worth(pair) for pair in possible)
+    # False sorts before True, so the least key is: no changes, then the chosen layout, then speed.
     row, rates = min(
         (pair for pair in possible if worth(pair) >= _CLOSE * most),
         key=lambda pair: (pair[0].changes != "", pair[0].layout != chosen, -worth(pair)),
@@ -212,11 +231,13 @@ def _row(
     machine: Machine,
     acts: dict[int, Program],
 ) -> Row:
+    """Compile and estimate one layout; ``acts`` caches inference steps by ``envs_per_actor``."""
     config = _fit(algorithm, original, topology)
     changes = changed_options(original, config)
     lowered = lower(algorithm, config, spec, topology)
     try:
-        # Layouts with as many environments have the same step.
+        # An actor's step does not depend on which devices learn: layouts with equally many
+        # environments share it, and are compiled faster.
         if config.envs_per_actor not in acts:
             acts[config.envs_per_actor] = inspect(lowered.act)
         first, *rest = (inspect(program).times(count) for program, count in lowered.update)
@@ -225,6 +246,7 @@ def _row(
     act, update = acts[config.envs_per_actor], first
     for piece in rest:
         update = update.then(piece)
+    # The step's own count has one actor in it. A device that only acts never holds a replay.
     acting = act.hbm + (config.actors_per_device - 1) * lowered.carry_bytes
     learning = update.hbm + lowered.replay_bytes
     return Row(

@@ -1,6 +1,6 @@
-"""Rates that a chip's peaks allow (Williams et al. 2009, "Roofline"): estimates, and optimistic.
+"""Rates that a chip's peak numbers allow (Williams et al. 2009, "Roofline"): optimistic estimates.
 
-A program reaches neither peak, and calls, transfers and Python are not counted.
+Real programs do not reach the peaks, and the time of calls, transfers and Python is not counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Machine(NamedTuple):
 
     Attributes:
       slice: the chips and hosts.
-      frame_skip: frames for each agent step.
-      steps_per_core: agent steps/s of the environment on one CPU core.
+      frame_skip: frames of the game for each agent step.
+      steps_per_core: agent steps/s of the environments on one CPU core.
     """
 
     slice: Slice
@@ -32,18 +32,18 @@ class Machine(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Rooflines of one layout.
+    """Roofline estimates of one layout.
 
     Attributes:
-      act_seconds: one inference step of one actor.
-      update_seconds: one update, with what its averaging sends.
-      update_bound: what the update waits for most.
-      acting, learning: frames/s of the whole slice that either side could sustain. Where devices
-        are shared, they do both in turn, so the two are the same.
+      act_seconds: time of one inference step of one actor.
+      update_seconds: time of one update, with its all-reduce.
+      update_bound: the part of an update that takes longest.
+      acting, learning: frames/s of the whole slice that either side could sustain. Shared devices
+        take turns at both, so the two are the same.
       environments: frames/s that the hosts' CPUs could simulate.
-      frames: the least of the three.
-      bound: which of the three is the least.
-      cores_per_host: CPU cores that the devices, at ``min(acting, learning)``, would keep busy.
+      frames: the smallest of the three.
+      bound: which of the three is the smallest.
+      cores_per_host: CPU cores of a host that would keep up with ``min(acting, learning)``.
     """
 
     act_seconds: float
@@ -68,20 +68,24 @@ def estimate(
     """Rates on ``topology`` of programs that cost ``act`` and ``update``.
 
     Args:
-      num_envs: that one call of ``act`` is for.
-      steps_per_update: steps of one host's environments for each update.
+      num_envs: environments that one call of ``act`` acts for.
+      steps_per_update: agent steps of one host for each update.
       topology: which devices act and which learn.
       machine: what they can do.
-      act: one inference step of one actor.
-      update: one whole update.
+      act: the cost of one inference step of one actor.
+      update: the cost of one whole update.
     """
     chip = machine.slice
+    # Computing and reading memory overlap, so the longer counts; the all-reduce needs the gradient,
+    # so it comes on top.
     act_seconds = max(act.flops / chip.flops, act.bytes / chip.hbm_bandwidth)
     parts = _parts(update, chip, topology.mesh.size)
     update_seconds = max(parts["compute"], parts["memory"]) + parts["all-reduce"]
+    # From here on: agent steps/s of one host.
     acting = len(topology.inference) * num_envs / act_seconds
     learning = steps_per_update / update_seconds
     slower: Bound = "acting" if acting < learning else "learning"
+    # A shared device spends, for each step, the time of acting and then that of learning.
     if topology.is_shared:
         acting = learning = 1 / (1 / acting + 1 / learning)
     environments = chip.cpus * machine.steps_per_core
@@ -101,7 +105,8 @@ def estimate(
 
 
 def _parts(update: Program, chip: Slice, num_learners: int) -> dict[Part, float]:
-    # In a ring every byte is sent twice, but for those that stay where they are.
+    # A ring all-reduce is a reduce-scatter and an all-gather. In each, a device sends all but one
+    # of its N parts of the array.
     sent = 2 * update.all_reduce_bytes * (num_learners - 1) / num_learners
     return {
         "compute": update.flops / chip.flops,

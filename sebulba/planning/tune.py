@@ -1,8 +1,8 @@
-"""The fastest setting of a preset on this machine, by trying.
+"""The fastest settings of a preset on this machine, found by trying them.
 
-Only what leaves the learner's batch as it is gets tried: how many environments an actor steps
+Only settings that keep the learner's batch size are tried: how many environments an actor steps
 together, how many actors there are, how many threads step each actor's environments, and in how
-many pieces an update is dispatched.
+many microbatches an update is computed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from sebulba import algorithms
 from sebulba.config import Config
@@ -26,23 +27,23 @@ from sebulba.validation import ConfigError
 
 Setting = dict[str, Any]
 Measure = Callable[[Config], float]
-"""Agent steps/s of a config."""
+"""Gives the agent steps/s of a config."""
 
 _COUNTS = ("steps", "seconds")
 _NEVER = 2**31
-# Where a turn takes seconds, so many of them say enough.
+# Enough for a measurement if a single turn takes seconds.
 _FEWEST_TURNS = 4
 _FIELDS = ("envs_per_actor", "actors_per_device", "env_threads", "num_microbatches")
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One setting and what it gave.
+    """One setting and its result.
 
     Attributes:
       setting: values of config fields; None leaves the choice to the library.
-      steps_per_second: agent steps/s of training; 0 where it failed.
-      error: the first line of what it failed with.
+      steps_per_second: agent steps/s of training; 0 if it failed.
+      error: the first line of the error if it failed.
     """
 
     setting: Setting
@@ -50,7 +51,7 @@ class Trial:
     error: str | None = None
 
     def options(self) -> str:
-        """The setting as words of a command line."""
+        """The setting as options of the command line."""
         words = (
             f"--{name.replace('_', '-')} {value}"
             for name, value in self.setting.items()
@@ -60,10 +61,11 @@ class Trial:
 
 
 def search(config: Config, measure: Measure) -> Iterator[Trial]:
-    """Try one field after the other, each with the best values of those before.
+    """Try one field after the other, each with the best values of the fields before it.
 
-    The first trial is the config as it is. The best one is ``max(..., key=steps_per_second)``. One
-    that fails, as where memory is too small for it, does not end the search.
+    The first trial is the config as it is. The best setting is the trial with the highest
+    ``steps_per_second``. A trial that fails, such as one that needs too much memory, does not end
+    the search.
 
     Raises:
       ConfigError: the config as it is cannot work.
@@ -81,7 +83,7 @@ def search(config: Config, measure: Measure) -> Iterator[Trial]:
             try:
                 trial = _trial(config, setting, measure)
             except ConfigError:
-                continue  # The devices of this machine do not allow it.
+                continue  # Such a config is not possible on the devices of this machine.
             yield trial
             best = max(best, trial, key=lambda each: each.steps_per_second)
 
@@ -94,7 +96,9 @@ def _trial(config: Config, setting: Setting, measure: Measure) -> Trial:
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         failed = Trial(setting, 0.0, f"{type(error).__name__}: {first_line}")
-    gc.collect()  # Arrays that the error's traceback held would be missing in the next trial.
+    # After the except clause, which holds the error: the frames of its traceback keep the trial's
+    # arrays alive, whose memory the next trial needs.
+    gc.collect()
     return failed
 
 
@@ -106,29 +110,30 @@ def _candidates(config: Config, name: str, setting: Setting) -> Sequence[int]:
         size = config.envs_per_actor
         return [2 * size, *([size // 2] if size % 2 == 0 else [])]
     if name == "actors_per_device":
-        # More than two for each core only wait for one another.
+        # More than two actors on each core would only wait for each other.
         return [count for count in (1, 2, 3, 4, 8, 16) if count * devices <= 2 * cores]
     if name == "num_microbatches":
         return [1, 4, 8]
+    # What is left is ``env_threads``. Its 0 means an equal share of the cores: not tried twice.
     share = max(1, cores // (config.actors_per_device * devices))
-    # With 0, which was tried, every actor has its share.
     return sorted({1, share, cores} - ({share} if config.env_threads == 0 else set()))
 
 
 class TrainingRate:
-    """Measures by training; compilations are kept from one measurement to the next."""
+    """Measures by training; a context manager, inside which compiled programs are cached."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: what one measurement should take, once it is compiled."""
+        """``seconds``: how long one measurement should take, without compiling."""
         self._seconds = seconds
         self._turns = _FEWEST_TURNS
         self._cache = tempfile.TemporaryDirectory(prefix="sebulba-tune-")
 
     def __enter__(self) -> TrainingRate:
         settings = {
-            # One that JAX was given (JAX_COMPILATION_CACHE_DIR) is shared with other commands.
+            # A cache that the user has set (JAX_COMPILATION_CACHE_DIR) serves other commands too.
             "jax_compilation_cache_dir": jax.config.values["jax_compilation_cache_dir"]
             or self._cache.name,
+            # By default, programs that compile within a second are not cached.
             "jax_persistent_cache_min_compile_time_secs": 0.0,
         }
         self._before = {name: jax.config.values[name] for name in settings}
@@ -142,9 +147,12 @@ class TrainingRate:
     def _configure(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
+        compilation_cache.reset_cache()  # It stays with the directory that it first used.
 
     def __call__(self, config: Config) -> float:
         """Agent steps/s of training with ``config``, start-up excluded."""
+        # How many turns take the wanted time is only known after a first measurement. It is
+        # repeated with more turns if it took less than half of that time.
         while True:
             rate = _rate(algorithms.of(config).for_trial(config), self._turns)
             wanted = round(self._seconds * rate / _steps_per_turn(config))
@@ -155,19 +163,22 @@ class TrainingRate:
 
 
 def _rate(config: Config, turns: int) -> float:
-    """Agent steps/s of so many turns, after those at the start that say nothing."""
+    """Agent steps/s over ``turns`` turns, not counting those at the start."""
+    # Rows of metrics come every ``every`` turns. The rate is that between two of them: the last of
+    # ``warm`` rows at the start, and the one that comes ``rows`` rows later.
     every = max(1, turns // 10)
     warm = math.ceil((_turns_at_start(config) + turns // 4) / every)
     rows = turns // every
-    # Every turn counts at most these steps, so the loop itself logs at least so many rows. The last
-    # row of all may be written once the actors have ended, and what that took is no training.
+    # A turn counts at most ``per_turn`` steps, since auto-resets do not count, so there will be at
+    # least ``warm + rows`` rows. One more may follow after the actors have ended: it is not used,
+    # since ending them is not training.
     per_turn = _steps_per_turn(config)
     changes: dict[str, Any] = {
         "total_steps": (warm + rows) * every * per_turn,
         "log_every": every,
         "out": None,
         "resume": False,
-        # A checkpoint makes a row.
+        # A checkpoint would add a row of its own.
         "checkpoint": dataclasses.replace(config.checkpoint, interval=_NEVER),
     }
     metrics = train(dataclasses.replace(config, **changes), progress=False).metrics
@@ -177,10 +188,11 @@ def _rate(config: Config, turns: int) -> float:
 
 
 def _turns_at_start(config: Config) -> int:
-    """Turns that learn nothing yet, or from unrolls that waited for the first compilation."""
+    """Turns without updates, or with unrolls that waited in queues during the compilation."""
     algorithm = algorithms.of(config)
     lanes = config.actors_per_device * len(_topology(config).inference)
     steps = algorithm.steps_before_learning(config, lanes)
+    # Each actor has filled its queue, and holds one more unroll, when the first update is compiled.
     steps += lanes * (config.queue_size + 1) * config.envs_per_actor * config.unroll_length
     return -(-steps // _steps_per_turn(config))
 

@@ -1,4 +1,4 @@
-"""Checkpoints, written by Orbax: asynchronous, and atomic by renaming."""
+"""Checkpoints, written by Orbax: asynchronously, and atomically by renaming."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from sebulba.types import Params
 from sebulba.validation import ConfigError
 
 Counts = dict[str, float]
-"""Numbers of the run that are not arrays: steps, episodes, seconds."""
+"""Numbers of the run so far: updates, steps, episodes, seconds."""
 
 
 class Checkpointer:
-    """The checkpoints of one run, named by the number of turns behind them."""
+    """The checkpoints of one run, each named by the number of turns behind it.
+
+    With several hosts, all of them must construct it and make the same calls: Orbax waits for all.
+    """
 
     def __init__(self, directory: Path, max_to_keep: int = 1) -> None:
-        """``directory`` is made when the first checkpoint is written."""
+        """Older checkpoints than the newest ``max_to_keep`` are removed when one is written."""
         self._directory = directory
         self._is_writing = False
         self._manager = ocp.CheckpointManager(
@@ -28,31 +31,37 @@ class Checkpointer:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=max_to_keep,
                 create=True,
-                # Else a directory that cannot be made leaves threads that wait for it until
-                # they time out, and the failure is known only then.
+                # Asynchronously, a directory that cannot be created would only be noticed when the
+                # threads that wait for it time out.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
 
     def latest(self) -> int | None:
-        """Turns behind the last complete checkpoint; None where there is none."""
-        latest: int | None = self._manager.latest_step()
-        return latest
+        """Turns behind the newest complete checkpoint; None if there is none."""
+        return self._manager.latest_step()
 
     def turns(self) -> list[int]:
-        """The turns of all complete checkpoints, in order."""
+        """Turns behind each complete checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def save(self, turn: int, state: Any, params: Params, counts: Counts) -> None:
-        """Start writing; returns once the arrays have been copied.
+        """Start writing a checkpoint; the arrays may be donated once this returns.
 
-        ``params``, which is part of ``state``, is written again by itself, so that it can be read
-        without the learner. A failed write is raised by a later call of ``save``, ``check`` or
-        ``close``.
+        If writing fails, a later call of ``save``, ``check`` or ``close`` raises the error.
+
+        Args:
+          turn: name of the checkpoint.
+          state: the learner's whole state.
+          params: the parameters in it, which are written a second time by themselves, so that they
+            can be read without the learner.
+          counts: written as JSON.
         """
+        # The last turn of a run may be one of the regular checkpoints, and Orbax refuses to save a
+        # step twice.
         if turn == self.latest():
             return
-        # The learner donates its state to the next update, while this is still being written.
+        # The learner donates its state to the next update while this one is still being written.
         copies = _copy((state, params))
         self._is_writing = True
         self._manager.save(
@@ -65,10 +74,10 @@ class Checkpointer:
         )
 
     def restore(self, turn: int, state: Any) -> tuple[Any, Counts]:
-        """State and counts of one checkpoint; ``state`` gives shapes and placement.
+        """State and counts of one checkpoint; ``state`` gives shapes and shardings.
 
         Raises:
-          ConfigError: the checkpoint holds arrays of other names or shapes.
+          ConfigError: the checkpoint is incomplete, or its arrays have other names or shapes.
         """
         restored = self._restore(
             turn,
@@ -78,14 +87,14 @@ class Checkpointer:
         return restored["state"], dict(restored["counts"])
 
     def counts(self, turn: int) -> Counts:
-        """The counts of one checkpoint alone."""
+        """The counts of one checkpoint, without reading its arrays."""
         return dict(self._restore(turn, counts=ocp.args.JsonRestore())["counts"])
 
     def restore_params(self, turn: int, params: Params) -> Params:
-        """The parameters alone; ``params`` gives shapes and placement.
+        """The parameters of one checkpoint; ``params`` gives shapes and shardings.
 
         Raises:
-          ConfigError: the checkpoint holds arrays of other names or shapes.
+          ConfigError: the checkpoint is incomplete, or its arrays have other names or shapes.
         """
         template = ocp.args.StandardRestore(jax.tree.map(_abstract, params))
         return self._restore(turn, params=template)["params"]
@@ -95,26 +104,27 @@ class Checkpointer:
             return self._manager.restore(turn, args=ocp.args.Composite(**items))
         except FileNotFoundError as error:
             raise ConfigError(
-                f"checkpoint {turn} in {self._directory} is gone or not whole ({error}): a run "
-                "that trains removes older ones. Try again, or remove it and use the one before."
+                f"checkpoint {turn} in {self._directory} is gone or incomplete ({error}): a run "
+                "in progress removes older ones. Try again, or remove it and use the one before."
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"checkpoint {turn} in {self._directory} does not fit this config's network and "
-                "optimizer: use the config that wrote it. Where that did write it, it is damaged "
-                f"({str(error).splitlines()[0]}): remove it and use the one before."
+                "optimizer: use the config that wrote it. If this is that config, the checkpoint "
+                f"is damaged ({str(error).splitlines()[0]}): remove it and use the one before."
             ) from error
 
     def check(self) -> None:
-        """Raise what went wrong in writing, if anything did; it does not wait."""
-        # Orbax's own check looks where its thread has already taken the error from, or takes it
-        # before that thread, which then removes an older checkpoint in favor of the failed one.
+        """Raise the error of a write that has failed, if any; does not wait for one in progress."""
+        # Not by Orbax's check_for_errors: an error is reported there only once. Usually Orbax's own
+        # thread takes it first, and nothing is left to see here. If this call takes it first, that
+        # thread knows of no failure, and deletes an older checkpoint in favor of the failed one.
         if self._is_writing and not self._manager.is_saving_in_progress():
             self._is_writing = False
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for the last write to be complete, and raise what went wrong in it."""
+        """Wait for the last write to be complete, and raise the error that stopped it, if any."""
         try:
             self._manager.wait_until_finished()
         finally:
@@ -123,6 +133,7 @@ class Checkpointer:
 
 @jax.jit
 def _copy(state: Any) -> Any:
+    """A copy on the same devices, all arrays in one call."""
     return jax.tree.map(jnp.copy, state)
 
 

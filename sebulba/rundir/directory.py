@@ -8,11 +8,11 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from sebulba import algorithms
+from sebulba import algorithms, plugins
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config, build, fields_from_json, to_json
 from sebulba.devices.distributed import agree_on, is_primary
@@ -22,21 +22,38 @@ from sebulba.types import Params
 from sebulba.validation import ConfigError
 
 _SHAPING = ("env", "env_options", "atari_protocol", "network", "optimizer.name")
-"""Config fields that a resumed run cannot change: what a checkpoint holds depends on them."""
+"""Config fields that a resumed run cannot change, because the arrays in a checkpoint depend on them
+or what they were trained for."""
 
 
 _CONFIG = "config.json"
 
 
+class Start(NamedTuple):
+    """Where a run starts: the learner's state, the number of turns behind it, and its counts."""
+
+    state: Any
+    turn: int
+    counts: Counts
+
+
 class RunDirectory:
-    """What a run writes to; nothing, where the config names no directory."""
+    """The files that a run writes; none of them if the config names no directory.
+
+    A context manager. Every host has one, but only the primary host writes the config and the
+    metrics; Orbax writes the checkpoints from all hosts.
+    """
 
     def __init__(self, config: Config, algorithm: str) -> None:
-        """Make the directory, or find what to resume; nothing in it changes before ``begin``.
+        """Create the directory, or find what to resume; no file in it changes before ``begin``.
+
+        Args:
+          config: says where (``out``), and whether to ``resume``.
+          algorithm: name of the algorithm.
 
         Raises:
-          ConfigError: another run writes to it, it is not empty, cannot be written, or holds
-            nothing to resume.
+          ConfigError: another run writes to the directory, it is not empty, it cannot be written,
+            or it holds nothing to resume.
         """
         self._config = config
         self._algorithm = algorithm
@@ -47,11 +64,13 @@ class RunDirectory:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
             return
+        # If anything below raises, ``undo`` gives back the lock; if not, ``pop_all`` keeps it.
         with _writable(config.out), contextlib.ExitStack() as undo:
             if config.resume:
-                _read(config.out)
+                _read(config.out)  # Refuses a directory of no run before it is locked.
             elif is_primary():
                 config.out.mkdir(parents=True, exist_ok=True)
+            # Locked before its contents are looked at, which a run in progress changes.
             if is_primary():
                 self._lock = _lock(config.out)
                 undo.callback(self._unlock)
@@ -66,30 +85,33 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An error here must not hide the one that ended the run.
         with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
             self.finish()
 
-    def restore(self, state: Any) -> tuple[Any, int, Counts]:
-        """State, turns and counts of the last complete checkpoint, where the run is resumed.
+    def restore(self, state: Any) -> Start:
+        """The newest complete checkpoint if the run is resumed; otherwise a start from ``state``.
 
-        Elsewhere ``state`` as it is, and counts of 0.
+        Args:
+          state: the learner's fresh state, which also gives the shapes and shardings to restore.
 
         Raises:
-          ConfigError: the checkpoint does not fit ``state``.
+          ConfigError: the checkpoint does not fit ``state``, or hosts see different checkpoints.
         """
         if not self._config.resume:
-            return state, 0, {"updates": 0}
+            return Start(state, 0, {"updates": 0})
         assert self._checkpoints is not None
         turn = self._checkpoints.latest()
         assert turn is not None
+        # Hosts whose directory is not shared, or is seen late, would otherwise restore other turns.
         agree_on({"the last checkpoint in the run directory": turn})
         restored, counts = self._checkpoints.restore(turn, state)
-        return restored, turn, counts
+        return Start(restored, turn, counts)
 
     def begin(self, steps: int) -> None:
-        """Write the config, and go on with the metrics of a run that has done ``steps``.
+        """Write the config, and start the metrics or continue them after ``steps`` agent steps.
 
-        Called once all that can be refused has been: only from here on do files change.
+        Files change only from here on, so call it when nothing can be refused any more.
         """
         out = self._config.out
         if out is None:
@@ -98,30 +120,36 @@ class RunDirectory:
             if is_primary():
                 _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
                 self._metrics = MetricsWriter(out, steps if self._config.resume else None)
+            # A resumed run has opened them already, to find its newest checkpoint.
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
 
     def _open_checkpoints(self, out: Path) -> Checkpointer:
         return Checkpointer(checkpoints_in(out), self._config.checkpoint.max_to_keep)
 
     def write(self, row: Mapping[str, float | int | None]) -> None:
-        """One row of metrics, on the lead host."""
+        """Write one row of metrics; only the primary host does."""
         if self._metrics is not None:
             self._metrics.write(row)
 
     def save(self, turn: int, state: Any, params: Params, counts: Counts) -> Path | None:
-        """Start writing a checkpoint; returns where a learner's replay goes with it."""
+        """Start writing a checkpoint.
+
+        Returns:
+          Where to write the learner's replay that goes with it; None if nothing is written.
+        """
         if self._checkpoints is None:
             return None
         self._checkpoints.save(turn, state, params, counts)
         return self.replay(turn)
 
     def check(self) -> None:
-        """Raise what went wrong in writing a checkpoint, if anything did."""
+        """Raise the error of a checkpoint that could not be written, if any."""
         if self._checkpoints is not None:
             self._checkpoints.check()
 
     def finish(self) -> None:
-        """Wait for everything to be written, and raise what went wrong."""
+        """Wait until everything is written, unlock, and raise the first error, if any."""
+        # The callbacks run in reverse order, each even if another one raises: unlocking is last.
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
         with contextlib.ExitStack() as stack:
@@ -137,7 +165,8 @@ class RunDirectory:
             os.close(lock)
 
     def replay(self, turn: int) -> Path:
-        """Where this host's learner keeps the replay of a checkpoint."""
+        """Where this host's learner keeps the replay of the checkpoint of ``turn``."""
+        # One for each host, since a replay holds what the host's own actors saw.
         assert self._config.out is not None
         return self._config.out / "replay" / f"host-{jax.process_index()}" / str(turn)
 
@@ -148,22 +177,31 @@ def checkpoints_in(directory: Path) -> Path:
 
 
 def load_config(directory: Path, algorithm: Algorithm[Any] | None = None) -> Config:
-    """The config of a run directory; ``algorithm`` is its own, where that is not registered.
+    """The config of a run.
+
+    If its preset was named with a module (``module:preset``), that module is imported first, since
+    it may register the algorithm.
+
+    Args:
+      directory: a run directory.
+      algorithm: the one given to ``train``, if it is not registered.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: this is not a run directory, its config is not valid here, or the module cannot
+        be imported.
     """
     name, fields = _read(directory)
     try:
+        plugins.resolve(str(fields.get("preset", "")))
         if algorithm is not None and algorithm.name == name:
-            config: Config = build(algorithm.config_class, fields)
-            return config
+            return build(algorithm.config_class, fields)
         return algorithms.from_fields(name, fields)
     except ConfigError as error:
         raise ConfigError(f"{directory / _CONFIG} cannot be used: {error}") from error
 
 
 def _read(directory: Path) -> tuple[str, dict[str, Any]]:
+    """The name of the algorithm and the fields of the config in a run directory."""
     path = directory / _CONFIG
     if not path.is_file():
         raise ConfigError(
@@ -177,15 +215,16 @@ def _read(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether there is a complete checkpoint; unlike the others, this waits for no other host."""
+    """Whether there is a complete checkpoint; unlike ``Checkpointer``, waits for no other host."""
+    # While it is incomplete, Orbax adds a suffix to a checkpoint's name.
     return any(path.name.isdigit() for path in checkpoints_in(directory).glob("*"))
 
 
 def checkpoint_turns(directory: Path) -> list[int]:
-    """Turns behind each complete checkpoint of a run directory, in order.
+    """Turns behind each complete checkpoint of a run directory, in ascending order.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: there is no complete checkpoint.
     """
     checkpoints = checkpoints_in(directory)
     turns = Checkpointer(checkpoints).turns() if checkpoints.is_dir() else []
@@ -198,10 +237,11 @@ def checkpoint_turns(directory: Path) -> list[int]:
 
 
 def check_resumable(config: Config, algorithm: str) -> None:
-    """Check that ``config`` can go on from a checkpoint.
+    """Check that ``config`` can continue the run in its directory.
 
     Raises:
-      ConfigError: there is none, it is complete, or it belongs to another network or environment.
+      ConfigError: the run has no checkpoint or has done all its steps; or its algorithm, network,
+        environment or optimizer is another one.
     """
     assert config.out is not None
     name, fields = _read(config.out)
@@ -223,6 +263,8 @@ def check_resumable(config: Config, algorithm: str) -> None:
 
 
 def _shaping(config: Config) -> dict[str, Any]:
+    """The fields in ``_SHAPING``, with those of groups under dotted names, "network.torso"."""
+    # The keys of ``env_options`` are no fields: they are compared as one dict.
     fields = dataclasses.asdict(config)
     fields |= {
         f"{group}.{name}": value
@@ -240,12 +282,13 @@ def _check_unfinished(directory: Path, total_steps: int) -> None:
     if steps >= total_steps:
         raise ConfigError(
             f"total_steps is {total_steps}, but the run in {directory} has done {steps:.0f} "
-            "steps: there is nothing to resume. Set the steps in all with --total-steps."
+            "steps: there is nothing to resume. Set a larger total with --total-steps."
         )
 
 
 @contextlib.contextmanager
 def _writable(directory: Path) -> Iterator[None]:
+    """Turn the errors of the file system inside the context into ``ConfigError``."""
     try:
         yield
     except OSError as error:
@@ -266,8 +309,9 @@ def _check_empty(directory: Path) -> None:
 def _lock(directory: Path) -> int:
     """Keep other runs out until this descriptor is closed, or the process ends in any way.
 
-    On a network file system this may hold among the processes of one machine only.
+    On a network file system, this may only keep out other processes of the same machine.
     """
+    # The directory itself is locked: a lock file would make a new directory look used.
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -278,11 +322,12 @@ def _lock(directory: Path) -> int:
             "--out."
         ) from error
     except OSError:
-        pass  # A file system without locks.
+        pass  # A file system without locks must not prevent training.
     return descriptor
 
 
 def _write_atomically(path: Path, text: str) -> None:
+    # A process that is killed meanwhile leaves the old file or the new one, never half of it.
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -23,7 +23,17 @@ def start_actors(
     queue: TrajectoryQueue[Unroll],
     group: ThreadGroup,
 ) -> None:
-    """Compile for each device, and start its actors, which take the lanes in order."""
+    """Compile the actors' program for each inference device, and start the actors of this host.
+
+    Lanes are numbered device by device, in the order of ``slots``.
+
+    Args:
+      parts: what the run is made of.
+      schedule: gives each actor its first unroll.
+      slots: one for each inference device; the first parameters must have been published.
+      queue: takes the actors' unrolls.
+      group: starts the actors' threads.
+    """
     config, exploration = parts.config, parts.exploration
     program = ActorProgram(
         parts.agent,
@@ -37,9 +47,12 @@ def start_actors(
         return () if exploration is None else exploration.of_actor(number, config.envs_per_actor)
 
     def start(lane: int, slot: ParamsSlot) -> None:
-        # Over all hosts, so that no two actors have the same random numbers.
+        # Numbered over all hosts, so that no two actors have the same random numbers.
         number = jax.process_index() * schedule.lanes + lane
+        # The first unroll is part of the seed, so that the environments of a resumed run do not
+        # repeat the episodes that the run started with.
         seeds = np.random.SeedSequence([config.seed, number, schedule.first_unroll(lane)])
+        # 31 bits: environments in C++ take a signed 32-bit seed.
         env_seed = int(seeds.generate_state(1)[0] >> 1)
         actor = Actor(
             lane=lane,
@@ -55,6 +68,7 @@ def start_actors(
 
     lanes = iter(range(schedule.lanes))
     for slot in slots:
+        # Epsilons of any actor will do: only their shape matters.
         program.warm_up(slot.newest().params, epsilons(0), slot.device)
         for lane in itertools.islice(lanes, config.actors_per_device):
             start(lane, slot)

@@ -1,4 +1,4 @@
-"""The environments of a run: those that its config names, or the user's own."""
+"""The environments of a run: the one that its config names, or the user's own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from sebulba.types import Env, EnvSpec, MakeEnv
 from sebulba.validation import ConfigError
 
 OWN_ENV = "(make_env)"
-"""``Config.env`` of a run whose environments were given as ``make_env``."""
+"""The value of ``Config.env`` in a run whose environments were given as ``make_env``."""
 
 
 def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
-    """The environments that ``config`` names; with the last action for recurrent networks.
+    """Makes the environments that ``config`` names, with the last action for an LSTM.
 
-    ``num_actors`` of them share this host's cores, unless ``config.env_threads`` says otherwise.
+    Args:
+      config: names the environment and its options.
+      num_actors: actors that share this host's CPU cores, unless ``config.env_threads`` is set.
 
     Raises:
-      ConfigError: the run had environments of the user's own.
+      ConfigError: the run was trained in environments of the user's own.
     """
     if config.env == OWN_ENV:
         raise ConfigError(
@@ -48,12 +50,15 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
 
 
 def env_threads(config: Config, num_actors: int) -> int:
-    """Threads of each actor's EnvPool, where ``num_actors`` share this host's cores."""
+    """Threads of each actor's EnvPool if ``num_actors`` actors share this host's CPU cores."""
     return config.env_threads or max(1, cpu_cores() // num_actors)
 
 
 def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
-    """Environments as the reference network takes them: with the last action for an LSTM."""
+    """Adds the last action to the observations if the reference network has an LSTM.
+
+    Environments that have it already are left as they are.
+    """
     if config.network.core != "lstm":
         return make_env
 
@@ -66,11 +71,12 @@ def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
 
 def cpu_cores() -> int:
     """CPU cores that this process may use."""
+    # The affinity respects taskset and the cpusets of containers; cpu_count() does not.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def probe(make_env: MakeEnv) -> EnvSpec:
-    """The spec of one environment.
+    """The spec of a batch of one environment, which is made and closed for that.
 
     Raises:
       ConfigError: the environment cannot be made.

@@ -1,4 +1,4 @@
-"""Evaluation: the true return of a trained agent."""
+"""Evaluation: the true returns of a trained agent."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
 MAX_ENVS = 32
+"""Environments that are stepped together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Returns of whole episodes, unclipped.
+    """Results of whole episodes.
 
     Attributes:
-      returns: ``[episodes]``.
+      returns: ``[episodes]``, sums of the true rewards, neither clipped nor discounted.
       lengths: ``[episodes]``, in agent steps.
-      update: updates behind the parameters; None where they did not come from a checkpoint.
+      update: updates behind the parameters; None if they did not come from a checkpoint.
     """
 
     returns: np.ndarray
@@ -36,7 +37,7 @@ class Evaluation:
     update: int | None = None
 
     def summary(self) -> dict[str, float]:
-        """Mean, its standard error, median, minimum and maximum of the return."""
+        """Mean, its standard error, median, minimum and maximum of the return; the mean length."""
         count = len(self.returns)
         error = self.returns.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
         return {
@@ -65,17 +66,17 @@ def evaluate_run(
 
     Args:
       directory: the run directory.
-      episodes: whole episodes to play.
-      greedy: take the best action.
+      episodes: number of whole episodes to play.
+      greedy: always take the best action.
       seed: of environments and actions.
-      checkpoint: its name, the learner's turns behind it; None for the last.
-      make_env: the one given to ``train``, if one was.
-      agent: the one given to ``train``, if one was.
-      algorithm: the one given to ``train``, if one was.
+      checkpoint: name of a checkpoint, the number of turns behind it; None takes the newest.
+      make_env: the one given to ``train``, if any.
+      agent: the one given to ``train``, if any.
+      algorithm: the one given to ``train``, if any.
 
     Raises:
-      ConfigError: it is no run directory, or holds no such checkpoint; or ``greedy`` is asked of
-        an ``agent``, which alone knows how it acts.
+      ConfigError: this is not a run directory, it holds no such checkpoint, an argument is out of
+        range, or both ``greedy`` and ``agent`` are given: only the agent knows how it acts.
     """
     _check(episodes, seed)
     directory = Path(directory).expanduser()
@@ -100,9 +101,10 @@ def evaluate_run(
             f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
             "that takes the best one."
         )
+    # Only for the shapes and the device of the parameters to restore.
     fresh = jax.jit(agent.init)(jax.random.key(0))
     params = checkpoints.restore_params(turn, fresh)
-    # Before the games: a run that still trains may remove the checkpoint meanwhile.
+    # Read before the episodes are played: a run in progress may remove the checkpoint meanwhile.
     update = int(checkpoints.counts(turn)["updates"])
     checkpoints.close()
     result = evaluate(agent, params, make_env, episodes, seed=seed)
@@ -112,18 +114,25 @@ def evaluate_run(
 def evaluate(
     agent: Agent, params: Params, make_env: MakeEnv, episodes: int = 100, *, seed: int = 0
 ) -> Evaluation:
-    """Run ``episodes`` whole episodes.
+    """Play ``episodes`` whole episodes.
 
-    Every environment plays its share, whatever their lengths: taking the first to end would
+    Each environment plays an equal share of them. Taking the first episodes to end instead would
     favor short ones.
 
+    Args:
+      agent: acts.
+      params: its parameters.
+      make_env: ``make_env(num_envs, seed)``, called once.
+      episodes: number of whole episodes to play.
+      seed: of environments and actions.
+
     Raises:
-      ConfigError: ``episodes`` is not above 0.
+      ConfigError: ``episodes`` or ``seed`` is out of range.
     """
     _check(episodes, seed)
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
-    quota[: episodes % num_envs] += 1
+    quota[: episodes % num_envs] += 1  # The first environments play what is left over.
     act = jax.jit(agent.act)
     key = jax.random.key(seed)
     env = make_env(num_envs, seed)
@@ -137,7 +146,10 @@ def evaluate(
             output, state = act(params, jax.random.fold_in(key, t), timestep, state)
             timestep = env.step(np.asarray(output.action))
             tracker.update(timestep)
+            # ``ended`` gives the episodes that ended in this step, in the order of environments.
             for index, episode in zip(np.flatnonzero(timestep.first), tracker.ended(), strict=True):
+                # An environment that has played its share goes on until all have, but that does not
+                # count.
                 if quota[index]:
                     quota[index] -= 1
                     ended.append(episode)

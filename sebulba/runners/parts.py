@@ -19,10 +19,10 @@ class Parts(NamedTuple):
       topology: which devices act and which learn.
       make_env: ``make_env(num_envs, seed)``, the environments of one actor.
       spec: of the environments of one actor.
-      agent: acts with the parameters.
-      learner: makes them.
-      exploration: of the environments of all hosts; None where the policy explores by itself.
-      unrolls_per_turn: that the learner takes, on each host.
+      agent: acts.
+      learner: updates the agent's parameters.
+      exploration: of the environments of all hosts; None if the policy explores by itself.
+      unrolls_per_turn: unrolls that the learner takes on each host in one turn.
     """
 
     config: Config

@@ -1,4 +1,4 @@
-"""The training loop, which is the learner's thread."""
+"""The training loop, which runs in the learner's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sebulba.devices import distributed
 from sebulba.inference import ParamsSlot
 from sebulba.metrics.meter import Meter, Row
 from sebulba.metrics.progress import Progress
-from sebulba.rundir.directory import RunDirectory
+from sebulba.rundir.directory import RunDirectory, Start
 from sebulba.runners.actors import start_actors
 from sebulba.runners.parts import Parts
 from sebulba.runners.turn_count import TurnCount, count_turn
@@ -26,15 +26,15 @@ from sebulba.types import Params, Unroll
 
 
 class SebulbaRun:
-    """One run; ``run`` is the learner's thread, which is the caller's.
+    """One run on one host. ``run`` trains in the thread that calls it, and starts the actors'.
 
     Attributes:
       rows: the rows of metrics so far.
-      updates: updates so far, those of the run that is resumed included.
+      updates: updates so far, including those before a resume.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory) -> None:
-        """Fresh, or as the last checkpoint of ``directory`` where the config says to resume."""
+    def __init__(self, parts: Parts, directory: RunDirectory, start: Start) -> None:
+        """Training continues from ``start``; nothing is written before ``run``."""
         config, topology = parts.config, parts.topology
         self._parts = parts
         self._config = config
@@ -42,9 +42,7 @@ class SebulbaRun:
         self._learner = parts.learner
         self._directory = directory
         self.rows: list[Row] = []
-        self._state, self._turn, counts = directory.restore(
-            self._learner.init(jax.random.key(config.seed))
-        )
+        self._state, self._turn, counts = start
         self._logged_turn = self._turn
         self.updates = int(counts["updates"])
         lanes = len(topology.inference) * config.actors_per_device
@@ -52,13 +50,22 @@ class SebulbaRun:
         self._meter = Meter(parts.spec.frame_skip, lanes, distributed.gather, counts)
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
-        self._interrupt = Interrupt()
-        self._stop = False
-        # What waits for results of the devices, with the arrays that it waits for.
+        self._interrupt = Interrupt()  # This host was asked to stop.
+        self._stop = False  # Some host was, and all hosts know it.
+        # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
 
     def run(self, display: Progress, notes: Sequence[str] = ()) -> None:
-        """Train to the end, or to the first failure or interrupt; show ``notes`` first."""
+        """Train to the end, or until the first failure or interrupt.
+
+        Args:
+          display: shows the rows of metrics.
+          notes: lines to show first.
+
+        Raises:
+          KeyboardInterrupt: a host was asked to stop; the checkpoint, if any, has been written.
+          Exception: the first failure of any thread.
+        """
         group = ThreadGroup()
         group.on_stop(self._queue.shutdown)
         for slot in self._slots:
@@ -71,10 +78,12 @@ class SebulbaRun:
                 self._act_and_learn(group, display)
                 self._finish(display)
             except BaseException:
-                # After the actors: nothing is written any more once the directory is unlocked.
+                # The actors have ended. The learner may still be writing a replay, and the caller
+                # is about to unlock the directory, after which another run may write to it.
                 with contextlib.suppress(Exception):
                     self._learner.close()
                 raise
+            # While signals are still caught, so that a late one does not end the process meanwhile.
             self._learner.close()
             self._directory.finish()
         if self._interrupted():
@@ -87,7 +96,7 @@ class SebulbaRun:
         return [note] if note else []
 
     def local_params(self) -> Params:
-        """The parameters on the first learner device of this host."""
+        """The parameters to act with, on the first learner device of this host."""
         return jax.tree.map(
             lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
         )
@@ -97,8 +106,10 @@ class SebulbaRun:
 
     def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
         try:
+            # Compiling for the actors needs parameters on their devices.
             self._publish()
             start_actors(self._parts, self._schedule, self._slots, self._queue, group)
+            # After an interrupt; or after a failure of an actor, which ``group.close`` raises.
             with contextlib.suppress(ShutDown):
                 self._learn(display)
             if self._interrupted():
@@ -118,11 +129,11 @@ class SebulbaRun:
                 with self._meter.timed("update"):
                     self._update(unrolls)
             finally:
-                self._turn += 1  # Also where an interrupt ends it: its unrolls are used up.
+                self._turn += 1  # Even if an interrupt ends the turn: its unrolls are used up.
             with self._meter.timed("publish"):
                 self._publish()
             saves_now = self._turn % config.checkpoint.interval == 0
-            # A checkpoint's counts are those of the last row.
+            # A checkpoint comes with a row, since its counts are those of the last row.
             if saves_now or self._turn % config.log_every == 0:
                 with self._meter.timed("update"):
                     self._collect(under_way=0)
@@ -132,10 +143,12 @@ class SebulbaRun:
             self._directory.check()
 
     def _update(self, unrolls: list[Unroll]) -> None:
-        """This turn's updates, in step with the other hosts.
+        """Make this turn's updates, in step with the other hosts.
 
-        Results of the last update arrive while the next one runs: at most two are under way.
+        The results of one update are collected while the next one runs, so at most two are under
+        way. Waiting here also keeps Python from running far ahead of the devices.
         """
+        # Dispatched first, and even without updates: all hosts communicate in the same order.
         interrupted = self._interrupt.signal is not None
         count = count_turn(unrolls, interrupted, self._topology)
         self._pending.append((self._count_turn, count))
@@ -147,6 +160,7 @@ class SebulbaRun:
         self._collect(under_way=1)
 
     def _count_turn(self, count: TurnCount) -> None:
+        # The sum over all hosts, so all of them stop after the same turn.
         self._meter.add_steps(count.steps)
         self._stop = self._stop or bool(count.interrupts)
 
@@ -163,6 +177,7 @@ class SebulbaRun:
         return unrolls
 
     def _take_from(self, lane: int) -> Unroll:
+        # In short waits, so that an interrupt is noticed between them.
         while True:
             try:
                 return self._queue.get(lane, POLL_SECONDS)
@@ -170,11 +185,14 @@ class SebulbaRun:
                 self._poll()
 
     def _collect(self, under_way: int) -> None:
-        """Wait for results of the devices, oldest first, until only so many are to come.
+        """Wait for results of the devices, oldest first, until only ``under_way`` are to come.
 
-        One stays under way, so that the devices work on it meanwhile; which ones have come in is
-        a matter of counting, so all hosts see the same number of steps at the same turn.
+        With 1, the devices have work while this host waits and starts the next turn. Results are
+        collected by counting them, not by asking which have arrived, so that all hosts know the
+        same number of steps at the same turn.
         """
+        # With 0, for a row or a checkpoint, there is no polling: these are due after an interrupt
+        # too, when ``_poll`` would raise ShutDown.
         while len(self._pending) > under_way:
             take_in, arrays = self._pending[0]
             if under_way:
@@ -189,6 +207,7 @@ class SebulbaRun:
             raise ShutDown
 
     def _publish(self) -> None:
+        # A slot copies them: the next update donates the originals.
         params = self.local_params()
         for slot in self._slots:
             slot.publish(self._turn, params)
@@ -202,10 +221,10 @@ class SebulbaRun:
         self._check_finite(row)
 
     def _check_finite(self, row: Row) -> None:
-        """Stop where nothing can be learned any more, before good checkpoints make way.
+        """Stop training that has diverged, before bad checkpoints replace good ones.
 
-        An optimizer may have left out an update whose loss was not finite, and a learner of the
-        user's own may log neither.
+        The parameters are what counts: an optimizer may skip updates whose loss is not finite. They
+        are only fetched if the logs are not finite, or if a user's own learner logs neither value.
         """
         logs = [value for name in ("loss", "gradient_norm") if (value := row.get(name)) is not None]
         if logs and all(map(math.isfinite, logs)):
@@ -214,8 +233,8 @@ class SebulbaRun:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
             raise FloatingPointError(
                 f"the parameters are not finite by update {self.updates}: training has diverged. "
-                "Make --optimizer.learning-rate or --optimizer.max-gradient-norm smaller; the "
-                "checkpoints there are were written before."
+                "Make --optimizer.learning-rate or --optimizer.max-gradient-norm smaller. All "
+                "checkpoints were written before this."
             )
 
     def _epsilons(self) -> Row:

@@ -1,4 +1,4 @@
-"""Training: from a config, and a user's own parts, to a result."""
+"""``train``: from a config, and possibly parts of the user's own, to trained parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import optax
 
 from sebulba import algorithms
@@ -26,15 +27,15 @@ from sebulba.validation import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What training leaves.
+    """The result of training.
 
     Attributes:
       params: the last parameters, on the first learner device.
       metrics: the rows of ``metrics.jsonl`` that this call produced.
-      agent: acts with ``params``: V-trace's samples, R2D2's takes the best action.
+      agent: acts with ``params``. V-trace's samples actions, R2D2's takes the best one.
       make_env: makes the environments that ``agent`` was trained in.
-      config: what was run.
-      updates: updates done, those of a resumed run included.
+      config: the config of the run.
+      updates: number of updates, including those before a resume.
     """
 
     params: Params
@@ -55,42 +56,74 @@ def train(
     topology: Topology | None = None,
     progress: bool = True,
 ) -> TrainResult:
-    """Train; each part that is not given is made from ``config``.
+    """Train an agent. Each part that is not given is made from ``config``.
 
-    Ctrl-C, SIGTERM and SIGHUP save a checkpoint, where there is a run directory, and then raise
+    Ctrl-C, SIGTERM and SIGHUP save a checkpoint, if there is a run directory, and then raise
     ``KeyboardInterrupt``.
 
     Args:
-      config: a preset, or one made by hand.
-      algorithm: in place of the registered one whose config class this is.
-      make_env: ``make_env(num_envs, seed)``, in place of ``config.env``. The reference agent's
-        LSTM also takes the last action, with which ``envs.PreviousAction`` wraps them.
-      agent: in place of the reference agent. Where ``config.network.core`` is lstm, environments
-        that the config names give it the last action too.
-      optimizer: in place of ``config.optimizer``.
-      topology: in place of ``Topology.split(config.num_inference_devices)``.
+      config: a preset, or a config of your own.
+      algorithm: None takes the registered algorithm of the config's class.
+      make_env: ``make_env(num_envs, seed)``, instead of ``config.env``. For the reference agent
+        with an LSTM, the last action is added to its observations (``envs.PreviousAction``).
+      agent: instead of the reference agent. If ``config.network.core`` is lstm, environments that
+        the config names give it the last action too.
+      optimizer: instead of ``config.optimizer``.
+      topology: instead of the placement of devices that ``config`` describes.
       progress: show progress on the terminal.
 
     Raises:
       ConfigError: the config cannot work; nothing was written.
-      Exception: the first failure of any thread, with a note of where it came from.
+      KeyboardInterrupt: the run was asked to stop.
+      Exception: the first failure of any thread, with a note that says where it came from.
     """
     algorithm = algorithm or algorithms.of(config)
-    config.validate()
-    unrolls_per_turn = algorithm.unrolls_per_turn(config)
-    if make_env is not None:
-        config = dataclasses.replace(config, env=environments.OWN_ENV)
-    if config.out is not None:  # From Python it may be a string.
-        config = dataclasses.replace(config, out=Path(config.out).expanduser())
-    notes: list[str | None] = []
+    config = _checked(config, own_env=make_env is not None)
+    notes: list[str | None] = []  # Shown once the display is open.
     if topology is None:
         topology, note = placement.choose(config, lambda n: algorithm.fits(config, n))
         notes.append(note)
     _check_division(algorithm, config, topology)
+    parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer)
+    # What can refuse the config comes before the run directory, so that nothing is written then.
+    notes.append(parts.learner.prepare())
+    distributed.agree(config, algorithm.name, topology.layout)
+    title = f"{config.preset or algorithm.name} · {config.env} · {topology}"
+    with RunDirectory(config, algorithm.name) as directory, distributed.naming_the_host():
+        fresh = parts.learner.init(jax.random.key(config.seed))
+        run = SebulbaRun(parts, directory, directory.restore(fresh))
+        shown = progress and distributed.is_primary()
+        with Progress(config.total_steps, title, enabled=shown) as display:
+            run.run(display, [note for note in notes if note])
+    return TrainResult(
+        run.local_params(), run.rows, parts.agent, parts.make_env, config, run.updates
+    )
+
+
+def _checked(config: Config, own_env: bool) -> Config:
+    config.validate()
+    if own_env:
+        # What the saved config then says, so that evaluation asks for ``make_env`` again.
+        config = dataclasses.replace(config, env=environments.OWN_ENV)
+    if config.out is not None:  # Users may pass a string from Python.
+        config = dataclasses.replace(config, out=Path(config.out).expanduser())
+    return config
+
+
+def _make_parts(
+    algorithm: Algorithm[Any],
+    config: Config,
+    topology: Topology,
+    make_env: MakeEnv | None,
+    agent: Agent | None,
+    optimizer: optax.GradientTransformation | None,
+) -> Parts:
+    """The parts of a run; those that are None are made from ``config``."""
     num_actors = config.actors_per_device * len(topology.inference)
     if make_env is None:
         make_env = environments.default_make_env(config, num_actors)
     elif agent is None:
+        # Only the reference agent is known to need it; the user's own agent takes what it gets.
         make_env = environments.with_last_action(config, make_env)
     spec = environments.probe(make_env)._replace(num_envs=config.envs_per_actor)
     agent = agent or algorithm.make_agent(config, spec, "training")
@@ -99,10 +132,9 @@ def train(
     )
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     _check_learner(learner)
-    notes.append(learner.prepare())
-    distributed.agree(config, algorithm.name, topology.layout)
+    # Exploration is spread over the environments of all hosts, not repeated on each.
     num_envs = topology.num_hosts * num_actors * config.envs_per_actor
-    parts = Parts(
+    return Parts(
         config=config,
         topology=topology,
         make_env=make_env,
@@ -110,18 +142,12 @@ def train(
         agent=agent,
         learner=learner,
         exploration=algorithm.make_exploration(config, num_envs),
-        unrolls_per_turn=unrolls_per_turn,
+        unrolls_per_turn=algorithm.unrolls_per_turn(config),
     )
-    title = f"{config.preset or algorithm.name} · {config.env} · {topology}"
-    with RunDirectory(config, algorithm.name) as directory, distributed.naming_the_host():
-        run = SebulbaRun(parts, directory)
-        shown = progress and distributed.is_primary()
-        with Progress(config.total_steps, title, enabled=shown) as display:
-            run.run(display, [note for note in notes if note])
-    return TrainResult(run.local_params(), run.rows, agent, make_env, config, run.updates)
 
 
 def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topology) -> None:
+    """Refuse sizes that the learner devices do not divide; the message has sizes that they do."""
     learners = len(topology.learners)
     changes = changed_options(config, algorithm.fit(config, learners))
     if changes:
@@ -134,7 +160,7 @@ def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topolog
 
 
 def changed_options(before: Config, after: Config) -> str:
-    """The options that make ``after`` of ``before``; "" where they are the same."""
+    """The command-line options that turn ``before`` into ``after``; "" if they are the same."""
     return " ".join(
         f"--{field.name.replace('_', '-')} {getattr(after, field.name)}"
         for field in dataclasses.fields(after)
@@ -145,6 +171,6 @@ def changed_options(before: Config, after: Config) -> str:
 def _check_learner(learner: object) -> None:
     if not isinstance(learner, Learner):
         raise TypeError(
-            f"the algorithm's make_learner gave a {type(learner).__name__}, which is no "
+            f"the algorithm's make_learner returned a {type(learner).__name__}, which is not a "
             "sebulba.Learner: make it inherit from sebulba.Learner, whose other methods it needs."
         )

@@ -1,4 +1,4 @@
-"""Bounded hand-over of trajectories from actor threads to the learner."""
+"""The bounded queue through which actor threads pass trajectories to the learner."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ Item = TypeVar("Item")
 
 
 class ShutDown(Exception):
-    """The queue was shut down: stop waiting and return."""
+    """Raised in threads that wait when the run ends: they should stop, without an error."""
 
 
 class TrajectoryQueue(Generic[Item]):
-    """One bounded first-in first-out lane for each actor.
+    """One bounded first-in-first-out lane for each actor.
 
-    The learner names the lane that it takes from, so the order of its data is the order of the
-    lanes and never that of the threads. After ``shutdown`` every call, blocked or new, raises
-    ``ShutDown``.
+    The learner names the lane that it takes from. So the order of its data does not depend on which
+    thread is faster, as it would with a single queue. After ``shutdown``, all calls raise
+    ``ShutDown``, including those that are waiting.
     """
 
     def __init__(self, num_lanes: int, capacity: int) -> None:
-        """``num_lanes`` lanes of at most ``capacity`` items."""
+        """Make ``num_lanes`` empty lanes of at most ``capacity`` items."""
+        # One lock for all, and a condition for each lane, so that only those who use the lane wake.
         self._lock = threading.Lock()
         self._changed = [threading.Condition(self._lock) for _ in range(num_lanes)]
         self._lanes: list[deque[Item]] = [deque() for _ in range(num_lanes)]
@@ -30,7 +31,7 @@ class TrajectoryQueue(Generic[Item]):
         self._down = False
 
     def put(self, lane: int, item: Item) -> None:
-        """Append to ``lane``, waiting while it is full.
+        """Wait while ``lane`` is full, then append ``item``.
 
         Raises:
           ShutDown: the queue was shut down.
@@ -45,11 +46,11 @@ class TrajectoryQueue(Generic[Item]):
             self._changed[lane].notify_all()
 
     def get(self, lane: int, timeout: float | None = None) -> Item:
-        """Take the oldest item of ``lane``, waiting while it is empty.
+        """Wait while ``lane`` is empty, then take its oldest item.
 
         Raises:
-          ShutDown: the queue was shut down; what it held is gone.
-          TimeoutError: nothing came within ``timeout`` seconds.
+          ShutDown: the queue was shut down, and its items are gone.
+          TimeoutError: the lane was empty for ``timeout`` seconds.
         """
         with self._changed[lane]:
             if not self._changed[lane].wait_for(
@@ -63,13 +64,13 @@ class TrajectoryQueue(Generic[Item]):
             return item
 
     def shutdown(self) -> None:
-        """Wake every waiting call with ``ShutDown`` and drop what is held."""
+        """Raise ``ShutDown`` in all waiting calls, and drop all items."""
         with self._lock:
             self._down = True
             for lane, changed in zip(self._lanes, self._changed, strict=True):
-                lane.clear()
+                lane.clear()  # Trajectories hold memory of the devices.
                 changed.notify_all()
 
     def is_down(self) -> bool:
         """Whether ``shutdown`` was called."""
-        return self._down
+        return self._down  # Without the lock: actors ask in every step, and it is a single read.

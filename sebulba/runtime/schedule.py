@@ -1,4 +1,4 @@
-"""Which lane each turn takes from, and which parameters each unroll acts on."""
+"""Which lanes each turn of the learner takes from, and which parameters each unroll acts with."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Literal
 class Schedule:
     """The fixed order in which unrolls reach the learner.
 
-    In one turn the learner takes ``per_turn`` unrolls, does the updates that they make due, and
-    publishes parameters, whose version is the number of turns behind them. Unroll i of lane n has
-    the position i * lanes + n; turn k takes the positions from k * per_turn to
+    In one turn the learner takes ``per_turn`` unrolls, makes the updates that are due, and
+    publishes the parameters. Their version is the number of turns completed so far. Unroll i of
+    lane n has position i * lanes + n, and turn k takes the positions from k * per_turn to
     (k + 1) * per_turn - 1. Nothing here depends on time.
 
     Attributes:
-      lanes: actors of this host.
+      lanes: number of actors on this host.
       per_turn: unrolls in one turn.
-      first_turn: turns already done, by the run that this one resumes.
-      lag: "any", or how many turns old the parameters of an unroll must be.
+      first_turn: number of the first turn: how many the run that is resumed has completed, or 0.
+      lag: how many turns old the parameters of an unroll are in the turn that takes it, or "any".
     """
 
     lanes: int
@@ -28,17 +28,19 @@ class Schedule:
     lag: Literal["any", "0", "1"]
 
     def lanes_of(self, turn: int) -> list[int]:
-        """The lanes that ``turn`` takes one unroll each from, in order."""
+        """Return the lanes from which ``turn`` takes one unroll each, in order."""
         start = turn * self.per_turn
         return [position % self.lanes for position in range(start, start + self.per_turn)]
 
     def first_unroll(self, lane: int) -> int:
-        """Number of the first unroll of ``lane`` that is still to come."""
+        """Return the number of the first unroll of ``lane`` in this run."""
+        # The smallest i with i * lanes + lane >= first_turn * per_turn: -(-a // b) rounds a / b up.
         return -((lane - self.first_turn * self.per_turn) // self.lanes)
 
     def version_of(self, lane: int, unroll: int) -> int | None:
-        """The version of the parameters to act on; None for the newest."""
+        """Return the version of the parameters to act with, or None for the newest."""
         if self.lag == "any":
             return None
+        # Turn k starts with version k. Older ones than that of the first turn do not exist.
         turn = (unroll * self.lanes + lane) // self.per_turn
         return max(self.first_turn, turn - int(self.lag))

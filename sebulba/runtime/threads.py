@@ -1,4 +1,4 @@
-"""Threads whose first failure reaches the caller, and interrupts that lose nothing."""
+"""Threads whose first failure is raised in the caller, and interrupts that lose no state."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ import jax
 from sebulba.runtime.queues import ShutDown
 
 POLL_SECONDS = 0.1
+"""How long the main thread waits before it looks for interrupts and failures."""
 
-# Measured on two cores: 5 makes training faster by 6 to 10%; 19, which starves the environments
-# until the learner waits for them, by 1%.
+# How much is added to the niceness of an actor. On two cores, 5 makes training 6 to 10% faster. 19
+# makes it only 1% faster, because the learner has to wait for the environments.
 _WAY = 5
 
 
 class Interrupt:
-    """Set by the first Ctrl-C, SIGTERM or SIGHUP; Ctrl-C after that raises at once.
+    """Remembers the first Ctrl-C, SIGTERM or SIGHUP. Ctrl-C after that raises at once.
 
-    The others come twice where a scheduler tells the processes both itself and through their
-    parent, or a machine that shuts down sends one after the other: that is one request.
-
-    A plain attribute, because a signal handler runs in the middle of whatever the main thread
-    was doing and must not take a lock that it may hold.
+    Attributes:
+      signal: number of the signal, or None while there was none.
     """
 
     def __init__(self) -> None:
+        # No threading.Event: a signal handler runs in the middle of whatever the main thread does,
+        # and would wait forever for a lock that the main thread holds.
         self.signal: int | None = None
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[Interrupt]:
-        """Handle these signals inside the context, where this is the main thread.
+        """Handle these signals inside the context. In other threads than the main one, do nothing.
 
-        SIGHUP stays ignored where it is, as under nohup.
+        If SIGHUP is ignored, as under nohup, it stays ignored.
         """
+        # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -56,6 +57,8 @@ class Interrupt:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        # A second SIGTERM or SIGHUP is not a second request: schedulers may signal a process both
+        # directly and through its parent, and a machine that shuts down sends one after the other.
         if self.signal is None:
             self.signal = number
         elif number == signal.SIGINT:
@@ -65,12 +68,12 @@ class Interrupt:
 class ThreadGroup:
     """Threads that stop together.
 
-    The first exception in any of them stops all the others and is raised, as it was, by
-    ``close`` in the thread that owns the group.
+    The first exception in any of them stops all others. ``close`` raises it, unchanged, in the
+    thread that owns the group.
     """
 
     def __init__(self, join_seconds: float = 10.0) -> None:
-        """``join_seconds``: how long ``close`` waits for threads to end."""
+        """``join_seconds`` is how long ``close`` waits for the threads to end."""
         self.stopping = threading.Event()
         self._join_seconds = join_seconds
         self._lock = threading.Lock()
@@ -79,32 +82,36 @@ class ThreadGroup:
         self._failure: BaseException | None = None
 
     def on_stop(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when the group stops, to end waits that its threads may be in."""
+        """Call ``wake`` when the group stops, to wake threads that wait for something.
+
+        It may be called more than once, and from any thread of the group.
+        """
         self._on_stop.append(wake)
 
     def start(self, name: str, target: Callable[[], None]) -> None:
         """Run ``target`` in a new thread."""
+        # A daemon, so that an environment that hangs does not keep the process from ending.
         thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Ask every thread to end."""
+        """Ask all threads to end."""
         self.stopping.set()
         for wake in self._on_stop:
             wake()
 
     def close(self) -> None:
-        """Stop, wait for every thread to end, and raise the first failure if there was one."""
+        """Stop, wait for all threads to end, and raise the first failure if there was one."""
         self.stop()
-        deadline = time.monotonic() + self._join_seconds
+        deadline = time.monotonic() + self._join_seconds  # For all threads together.
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if alive:
             warnings.warn(
-                f"threads {alive} did not end within {self._join_seconds} s; an environment's "
-                "step may be stuck",
+                f"threads {alive} did not end within {self._join_seconds} s; an environment may "
+                "hang in a step",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -118,17 +125,19 @@ class ThreadGroup:
             pass
         except BaseException as error:
             with self._lock:
+                # Once the threads are stopping, failures are consequences, and not the cause.
                 if self._failure is None and not self.stopping.is_set():
                     self._failure = error
             self.stop()
 
 
 def give_way() -> None:
-    """Have the other threads of this process go before this one and those that it will start.
+    """Lower the priority of this thread, and of the threads that it will start.
 
-    Only on Linux, where a thread has a priority of its own. An actor's environments then use what
-    the learner leaves of a CPU, instead of holding up an operation of which every core has a part.
+    The environments of an actor then use the time that the learner leaves. Without this they would
+    hold up the learner: an operation on a CPU is done only when the last of its cores is.
     """
+    # Only on Linux does a thread have a priority of its own; its new threads inherit it.
     if sys.platform == "linux":
         thread = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread)
@@ -136,10 +145,8 @@ def give_way() -> None:
 
 
 def wait_until_ready(arrays: object, poll: Callable[[], None], interval: float = 5e-4) -> None:
-    """Wait for device arrays without blocking in the runtime, calling ``poll`` in between.
-
-    Blocking calls into the runtime do not return for signals or for failures elsewhere.
-    """
+    """Wait for arrays to be computed, and call ``poll`` every ``interval`` seconds meanwhile."""
+    # Not jax.block_until_ready, which does not return for a signal or a failure in another thread.
     for leaf in jax.tree.leaves(arrays):
         while not leaf.is_ready():
             poll()

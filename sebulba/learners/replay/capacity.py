@@ -1,4 +1,4 @@
-"""Whether a replay fits the memory there is."""
+"""Checks that a replay fits into memory, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ from sebulba.validation import ConfigError
 def check_memory(
     needed: int, storage: Literal["host", "device"], devices: tuple[jax.Device, ...]
 ) -> str:
-    """One line on the memory that a replay takes; ``needed`` is in bytes, on this host.
+    """Check that a replay of this host fits.
+
+    Args:
+      needed: bytes, over all learner devices of this host.
+      storage: where the replay is kept.
+      devices: learner devices of this host.
+
+    Returns:
+      One line on the memory that the replay takes.
 
     Raises:
-      ConfigError: it is more than is free.
+      ConfigError: it needs more than is free.
     """
-    # A learner of an earlier training may still hold its replay, in a cycle of references.
-    gc.collect()
     free = _free(storage, devices)
+    if free is None or needed > free:
+        # The learner of an earlier run in this process may still hold its replay, in a cycle of
+        # references.
+        gc.collect()
+        free = _free(storage, devices)
     where = "host memory" if storage == "host" else f"memory of {len(devices)} learner device(s)"
     line = f"replay takes {_gib(needed)} of {where}"
     if free is not None and needed > free:
@@ -33,7 +44,8 @@ def check_memory(
 
 
 def _free(storage: str, devices: tuple[jax.Device, ...]) -> int | None:
-    """Free bytes; None where the platform does not say."""
+    """Free bytes; None if the platform does not say."""
+    # Arrays on CPU devices are in host memory too.
     if storage == "host" or all(device.platform == "cpu" for device in devices):
         return _available_host_memory()
     stats = [device.memory_stats() for device in devices]
@@ -43,7 +55,7 @@ def _free(storage: str, devices: tuple[jax.Device, ...]) -> int | None:
 
 
 def _available_host_memory() -> int | None:
-    """Free bytes of this machine, or of its container where that has less."""
+    """Free bytes of this machine, or of the container if that has less."""
     found = [_free_of_machine(Path("/proc/meminfo")), _free_of_container(Path("/sys/fs/cgroup"))]
     return min((free for free in found if free is not None), default=None)
 
@@ -55,17 +67,18 @@ def _free_of_machine(meminfo: Path) -> int | None:
 
 
 def _free_of_container(cgroup: Path) -> int | None:
-    """Bytes below the limit (cgroup v2); None where there is none."""
+    """Bytes left below the container's limit (cgroup v2); None if there is no limit."""
     limit = cgroup / "memory.max"
     if not limit.exists() or limit.read_text().strip() == "max":
         return None
     used = int((cgroup / "memory.current").read_text())
+    # Cached files count as used, but the kernel drops them before it refuses memory.
     reclaimable = _numbers(cgroup / "memory.stat")["inactive_file"]
     return int(limit.read_text()) - used + reclaimable
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parses a file with a name and a number on each line."""
     lines = file.read_text().splitlines()
     return {name: int(number) for name, number, *_ in map(str.split, lines)}
 

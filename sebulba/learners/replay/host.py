@@ -1,4 +1,4 @@
-"""The prioritized replay of one host: a shard for each of its learner devices."""
+"""The prioritized replay of one host, with one shard for each of its learner devices."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from sebulba.types import Trajectory, Unroll
 from sebulba.validation import Count, Positive, Share
 
 Errors = Callable[[Trajectory], jax.Array]
+"""Absolute TD errors ``[T, B]`` of an unroll, -1 where there is none."""
 Priority = Callable[[np.ndarray], np.ndarray]
+"""Priorities ``[B]`` of sequences, from their TD errors ``[S, B]``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Prioritized replay of sequences, one for each host."""
+    """Prioritized replay of sequences, one on each host."""
 
     capacity: Count = 100_000
     """Sequences kept on each host."""
     min_size: Count = 5_000
-    """Sequences on each host before learning starts."""
+    """Sequences inserted on each host before learning starts."""
     storage: Literal["host", "device"] = "host"
-    """host: NumPy arrays, batches are sent to the learner devices; device: on those devices."""
+    """host: in host memory, batches are sent to the learner devices; device: on those devices."""
     samples_per_insert: Positive = 1.0
-    """Sequences trained on for each sequence inserted; kept by counting, never by time."""
+    """Sequences learned from for each one inserted; kept by counting, whatever the timing."""
     priority_exponent: Share = 0.9
-    """Of the priorities (Kapturowski et al. 2019, section 2.3)."""
+    """Exponent of the priorities (Kapturowski et al. 2019, section 2.3)."""
     importance_exponent: Share = 0.6
-    """Of the importance weights, normalized by the largest of the whole batch on all hosts."""
+    """Exponent of the importance weights, which are divided by the largest in the whole batch."""
     priority_eta: Share = 0.9
-    """Weight of the largest TD error of a sequence, against the mean (same section)."""
+    """Weight of the largest TD error of a sequence; the mean has the rest (same section)."""
 
 
 class HostReplay:
-    """Each learner device replays what came to it; all draw equally many sequences.
+    """Each learner device replays the unrolls that it received; all draw equally many sequences.
 
-    Importance weights make up for shards that differ, since probabilities are those within a
-    shard.
+    The shards may have different priorities in total. The importance weights correct for that,
+    because each uses the probability within its own shard.
 
     Attributes:
       inserted: sequences completed so far.
-      learned_from: those among them that made updates due, since learning started.
-      trained: sequences that updates have learned from.
+      learned_from: those completed since learning started, which make updates due.
+      trained: sequences that updates have learned from, with repetitions.
     """
 
     def __init__(
@@ -65,15 +67,15 @@ class HostReplay:
         seed: int,
         devices: Sequence[jax.Device],
     ) -> None:
-        """Nothing is kept until ``allocate``.
+        """Nothing is allocated until ``allocate``.
 
         Args:
           config: sizes and exponents.
-          blocks: shapes of one unroll of an actor's environments on one device, ``[B, T, ...]``.
+          blocks: shapes of one actor's unroll on one device, ``[B, T, ...]``.
           lanes: actors of this host.
-          span: unrolls of one sequence.
-          batch_size: sequences of one update; ``devices`` must divide it.
-          seed: of the draws.
+          span: unrolls in one sequence.
+          batch_size: sequences of one update; the number of devices must divide it.
+          seed: of the random draws.
           devices: learner devices of this host.
         """
         self._config = config
@@ -82,6 +84,8 @@ class HostReplay:
         self._seed = seed
         self._devices = tuple(devices)
         num_envs = blocks.action.shape[0]
+        # A sequence also needs the timestep after its ``span`` unrolls. So in a full ring, none can
+        # start in the newest ``span`` slots, and these come on top of the capacity.
         slots = -(-config.capacity // (lanes * num_envs * len(devices))) + span
         self._geometry = Geometry(lanes, slots, num_envs, span)
         self._shards: list[ReplayShard] = []
@@ -93,14 +97,14 @@ class HostReplay:
 
     @property
     def bytes_per_device(self) -> int:
-        """Memory that the share of one learner device takes."""
+        """Bytes of the shard of one learner device."""
         return nbytes(self._blocks, self._geometry)
 
     def allocate(self) -> str:
-        """Take the memory; returns a line about it.
+        """Allocate the memory; returns a line about it.
 
         Raises:
-          ConfigError: there is not enough.
+          ConfigError: there is not enough memory.
         """
         config, needed = self._config, self.bytes_per_device * len(self._devices)
         line = check_memory(needed, config.storage, self._devices)
@@ -116,16 +120,28 @@ class HostReplay:
         return line
 
     def insert(self, unrolls: Sequence[Unroll], errors: Errors, priority: Priority) -> int:
-        """Insert a turn's unrolls; returns how many updates are due now, by counting."""
+        """Insert a turn's unrolls.
+
+        Args:
+          unrolls: one trajectory for each shard in each of them.
+          errors: see ``Errors``; computed on the shard's device.
+          priority: see ``Priority``; computed on the host once a sequence is complete.
+
+        Returns:
+          How many updates are due now. It follows from counts alone, so all hosts agree on it.
+        """
         completed = 0
         for unroll in unrolls:
             lane = unroll.lane
             pairs = zip(self._shards, unroll.shards, strict=True)
             for number, (shard, part) in enumerate(pairs):
+                # The snapshot that is being written may still need what this insert overwrites.
                 if self._snapshot is not None:
                     self._snapshot.keep(number, lane, shard.next_slot(lane))
                 completed += shard.insert(lane, part, errors(part), priority)
         self.inserted += completed
+        # The sequences that filled the replay make no updates due: otherwise all of those updates
+        # would come at once, in the turn in which learning starts.
         if self.inserted < self._config.min_size:
             return 0
         before = self._updates()
@@ -133,9 +149,14 @@ class HostReplay:
         return self._updates() - before
 
     def sample(self) -> list[Sample]:
-        """One sample of each shard. Random numbers follow from the number of the sample."""
+        """One sample of each shard.
+
+        The random numbers depend on the seed, the shard and the number of the sample alone, so a
+        resumed run needs no stored state of a generator.
+        """
         samples = []
         for number, shard in enumerate(self._shards):
+            # Numbered over all hosts, so that no two shards draw with the same random numbers.
             where = jax.process_index() * len(self._shards) + number
             random = np.random.default_rng([self._seed, where, self._samples])
             samples.append(shard.sample(self._batch_size // len(self._shards), random))
@@ -147,12 +168,12 @@ class HostReplay:
         return [shard.size for shard in self._shards]
 
     def update(self, samples: Sequence[Sample], priorities: Sequence[np.ndarray]) -> None:
-        """Set new priorities, ``[N]`` for the sample of each shard."""
+        """Set new priorities ``[N]`` of the sequences in each shard's sample."""
         for shard, sample, new in zip(self._shards, samples, priorities, strict=True):
             shard.update(sample, new)
 
     def metrics(self) -> dict[str, float]:
-        """Size, the replay ratio reached since learning started, quantiles of the priorities."""
+        """Size, replay ratio since learning started, and quantiles of the priorities."""
         row: dict[str, float] = {
             "replay_size": sum(self.sizes()),
             "replay_ratio": self.trained / max(1, self.learned_from),
@@ -160,6 +181,8 @@ class HostReplay:
         powers = np.concatenate([shard.priorities.powers for shard in self._shards])
         powers = powers[powers > 0]
         exponent = self._config.priority_exponent
+        # Only the powers are stored. With an exponent of 0 all of them are 1: the priorities are
+        # lost.
         if powers.size and exponent > 0:
             for quantile in (10, 50, 90):
                 value = np.percentile(powers, quantile) ** (1 / exponent)
@@ -169,22 +192,23 @@ class HostReplay:
     def save(self, path: Path) -> None:
         """Start writing everything, as it is now, to the directory ``path``.
 
-        The learner goes on meanwhile. A save that is still under way is completed first.
+        The learner continues meanwhile, but waits here for an earlier save that is still under way.
         """
         self.finish()
         counts = [self.inserted, self.learned_from, self.trained, self._samples]
         self._snapshot = snapshot.Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> str | None:
-        """Read the last that ``save`` completed in the folder of ``path``, on all hosts or on none.
+        """Read the newest complete snapshot in the folder of ``path``, on all hosts or on none.
 
-        What a host was writing when it was killed is not there, so it may be of another turn than
-        ``path``. The counts, from which all hosts tell alike how many updates are due, are those of
-        the host with the fewest.
+        A host that was killed while it wrote ``path`` still has an older snapshot, so hosts may
+        read different turns. All take the counts of the host with the fewest, because the number
+        of updates due must be the same on every host.
 
         Returns:
-          A line to print where it was not ``path`` that was read.
+          A line to print if any host read something else than ``path``, or nothing at all.
         """
+        # Both calls of ``gather`` wait for all hosts: all must take the same branches between them.
         found = snapshot.newest(path.parent, self._shards)
         turns = distributed.gather(np.array(int(found.name) if found else -1))
         if found is None or turns.min() < 0:
@@ -198,12 +222,12 @@ class HostReplay:
         return f"the replay is that of turn(s) {found_turns}, the checkpoint that of {path.name}"
 
     def _updates(self) -> int:
-        """Updates that were due so far: from the whole count, so that no rounding adds up."""
+        """Updates due so far, from the total count, so that rounding errors do not add up."""
         sequences = self.learned_from * self._config.samples_per_insert
         return int(sequences / self._batch_size)
 
     def finish(self) -> None:
-        """Wait for a save under way, and raise what went wrong in it."""
+        """Wait for a save that is under way, and raise the error that stopped it, if any."""
         if self._snapshot is not None:
             under_way, self._snapshot = self._snapshot, None
             under_way.finish()

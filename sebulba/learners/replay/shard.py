@@ -1,4 +1,4 @@
-"""Prioritized replay of sequences: the share of one learner device."""
+"""The shard of a prioritized sequence replay that belongs to one learner device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sebulba.types import Trajectory
 
 
 class Sample(NamedTuple):
-    """Sequences, where they came from, and how likely they were.
+    """Sequences drawn from one shard.
 
     Attributes:
       sequences: on the device, ``[N, ...]``.
-      indices: ``[N]``, of the priorities.
-      ages: ``[N]``, number of the unroll that each sequence starts with; it tells later whether
+      indices: ``[N]``, the indices of their priorities.
+      ages: ``[N]``, the number of the unroll that each sequence starts with. It tells later whether
         the sequence is still there.
-      probabilities: ``[N]``.
+      probabilities: ``[N]``, with which each was drawn.
     """
 
     sequences: Sequences
@@ -32,34 +32,37 @@ class Sample(NamedTuple):
 
 
 class ReplayShard:
-    """Unrolls of every lane's environments that belong to one learner device.
+    """A ring of unrolls for each lane, and the priorities of the sequences in it.
 
-    A sequence can be drawn once its whole span and the timestep after it are there, until its
+    A sequence can be drawn once all its unrolls and the timestep after them are there, until its
     first unroll is overwritten.
 
     Attributes:
       storage: the unrolls.
       geometry: their arrangement.
-      priorities: of every place where a sequence may start; 0 where none can be drawn.
+      priorities: one for each block (lane, slot, environment), of the sequence that starts there; 0
+        if it cannot be drawn.
       size: sequences that can be drawn.
     """
 
     def __init__(self, storage: Storage, geometry: Geometry, exponent: float) -> None:
-        """``geometry.slots`` must be above ``geometry.span``."""
+        """``geometry.slots`` must be greater than ``geometry.span``."""
         self.storage = storage
         self.geometry = geometry
         self.size = 0
         self._shape = (geometry.lanes, geometry.slots, geometry.num_envs)
         self._indices = np.arange(int(np.prod(self._shape))).reshape(self._shape)
         self.priorities = Priorities(self._indices.size, exponent)
+        # Unrolls ever inserted in each lane.
         self._unrolls = np.zeros(geometry.lanes, np.int64)
-        # TD errors of the unrolls whose sequences are not complete yet, still being computed.
+        # TD errors of each lane's last ``span`` unrolls, which belong to the next sequence to be
+        # complete. They are fetched only then, when they have long been computed.
         self._coming: list[deque[Any]] = [
             deque(maxlen=geometry.span) for _ in range(geometry.lanes)
         ]
 
     def next_slot(self, lane: int) -> int:
-        """The slot that the lane's next unroll overwrites."""
+        """The slot of ``lane`` that its next unroll overwrites."""
         return int(self._unrolls[lane]) % self.geometry.slots
 
     def insert(
@@ -77,6 +80,8 @@ class ReplayShard:
           errors: ``[T, B]``, absolute TD errors at collection, -1 where there is none.
           priority: maps such errors of a whole sequence ``[S, B]`` to priorities ``[B]``.
         """
+        # An insert frees the oldest unroll, and with it the sequence that starts there, and
+        # completes the sequence that started ``span`` unrolls ago.
         span, ring, num_envs = self.geometry.span, self.geometry.slots, self.geometry.num_envs
         number, slot = int(self._unrolls[lane]), self.next_slot(lane)
         self.storage.write(lane, slot, trajectory)
@@ -85,6 +90,8 @@ class ReplayShard:
             self.priorities.clear(self._indices[lane, slot])
             self.size -= num_envs
         coming = self._coming[lane]
+        # This unroll only brings the timestep after the sequence; its own errors belong to the
+        # following ones.
         completed = len(coming) == span
         if completed:
             start = self._indices[lane, (number - span) % ring]
@@ -94,20 +101,21 @@ class ReplayShard:
         return num_envs if completed else 0
 
     def sample(self, count: int, random: np.random.Generator) -> Sample:
-        """``count`` sequences in proportion to their priorities, with replacement."""
+        """Draw ``count`` sequences by their priorities, with replacement."""
         indices, probabilities = self.priorities.draw(count, random)
         lanes, slots, envs = np.unravel_index(indices, self._shape)
         sequences = self.storage.read(lanes, slots, envs)
         return Sample(sequences, indices, self._ages(lanes, slots), probabilities)
 
     def update(self, sample: Sample, priorities: np.ndarray) -> None:
-        """Set the priorities ``[N]`` of a sample, but for sequences that are gone."""
+        """Set the priorities ``[N]`` of a sample, except those of sequences that are gone."""
         lanes, slots, _ = np.unravel_index(sample.indices, self._shape)
+        # Inserts may have come since the sample was drawn, and put another unroll in the slot.
         there = self._ages(lanes, slots) == sample.ages
         self.priorities.set(sample.indices[there], priorities[there])
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything but the unrolls themselves; copies."""
+        """Copies of everything except the unrolls themselves."""
         coming = {
             f"coming_{lane}": np.stack(jax.device_get(list(errors)))
             for lane, errors in enumerate(self._coming)
@@ -117,7 +125,7 @@ class ReplayShard:
         return {**self.priorities.state(), **counts, **coming}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set what ``state`` returned."""
+        """Restore what ``state`` returned; the unrolls are loaded into ``storage`` separately."""
         self.priorities.load_state(state)
         self._unrolls[:] = state["unrolls"]
         self.size = int(state["size"])
@@ -126,12 +134,12 @@ class ReplayShard:
             errors.extend(state.get(f"coming_{lane}", []))
 
     def used(self) -> list[tuple[int, int]]:
-        """The (lane, slot) of every unroll that is there."""
+        """The (lane, slot) of every unroll that is there, in a fixed order."""
         slots = np.minimum(self._unrolls, self.geometry.slots)
         return [(lane, slot) for lane, count in enumerate(slots) for slot in range(count)]
 
     def _ages(self, lanes: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Numbers of the unrolls in these slots, the newest that fit."""
+        """Numbers of the unrolls in these slots."""
+        # Unroll n is in slot n % slots, so this is the largest such n up to the lane's newest.
         newest = self._unrolls[lanes] - 1
-        ages: np.ndarray = newest - (newest - slots) % self.geometry.slots
-        return ages
+        return newest - (newest - slots) % self.geometry.slots

@@ -1,9 +1,9 @@
-"""Where replayed unrolls are kept: host memory or a learner device.
+"""Storage of replayed unrolls, in host memory or on a learner device.
 
-Both keep every environment step once, in blocks of one unroll of one environment, in arrays
-``[lanes, slots, B, T, ...]``; a block's recurrent state ``[lanes, slots, B, ...]`` is that before
-its first step. A sequence is ``span`` consecutive slots of one lane and environment, and the first
-timestep of the next slot.
+Both kinds keep every environment step once, in arrays ``[lanes, slots, B, T, ...]``. A block is one
+unroll of one environment; its recurrent state, in arrays ``[lanes, slots, B, ...]``, is the one
+before its first step. A sequence is ``span`` consecutive slots of one lane and environment, and
+the first timestep of the slot after them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from sebulba.types import Agent, ArrayTree, EnvSpec, Timestep, Trajectory
 
 
 class Geometry(NamedTuple):
-    """Sizes of a storage: unroll blocks are numbered by lane, slot and environment."""
+    """Sizes of a storage, whose blocks are indexed by lane, slot and environment.
+
+    Attributes:
+      lanes: actors of this host.
+      slots: unrolls kept of each lane.
+      num_envs: environments of a lane on this device.
+      span: unrolls in one sequence.
+    """
 
     lanes: int
     slots: int
@@ -28,7 +35,7 @@ class Geometry(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Replayed sequences, batch-major: the step axis is the second.
+    """N replayed sequences of S steps; unlike trajectories, they are batch-major.
 
     Attributes:
       timestep: ``[N, S+1, ...]``.
@@ -42,23 +49,23 @@ class Sequences(NamedTuple):
 
 
 class Storage(Protocol):
-    """Unroll blocks in a ring of slots for each lane."""
+    """Blocks in a ring of slots for each lane."""
 
     def write(self, lane: int, slot: int, trajectory: Trajectory) -> None:
-        """Overwrite a slot with an unroll ``[T+1, B, ...]``; its last timestep is the next's."""
+        """Overwrite a slot with an unroll ``[T+1, B, ...]``, without its last timestep."""
 
     def read(self, lanes: np.ndarray, slots: np.ndarray, envs: np.ndarray) -> Sequences:
-        """The sequences ``[N]`` that start there, on the device."""
+        """The N sequences that start at these blocks, on the device; the arguments are ``[N]``."""
 
     def blocks(self, lane: int, slot: int) -> list[np.ndarray]:
-        """What a slot holds, on the host: one array for each leaf."""
+        """The contents of a slot, on the host: an array ``[B, ...]`` for each leaf."""
 
     def load(self, lane: int, slot: int, blocks: list[np.ndarray]) -> None:
         """Overwrite a slot with what ``blocks`` returned."""
 
 
 class Block(NamedTuple):
-    """One unroll of one environment: ``[T, ...]``, and the state before it ``[...]``."""
+    """One unroll of one environment ``[T, ...]``, and the recurrent state before it ``[...]``."""
 
     timestep: ArrayTree
     action: Any
@@ -66,7 +73,7 @@ class Block(NamedTuple):
 
 
 def block_shapes(agent: Agent, spec: EnvSpec, num_envs: int, unroll_length: int) -> Block:
-    """Shapes and dtypes of the blocks ``[B, T, ...]`` that an unroll of ``num_envs`` makes."""
+    """Shapes and dtypes ``[B, T, ...]`` of the blocks of an unroll; B is ``num_envs``."""
 
     def stacked(shape: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((num_envs, unroll_length, *shape), dtype)
@@ -78,13 +85,16 @@ def block_shapes(agent: Agent, spec: EnvSpec, num_envs: int, unroll_length: int)
 
 
 def block_of(trajectory: Trajectory) -> Block:
-    """The blocks ``[B, T, ...]`` of an unroll; the shared last timestep is left to the next."""
+    """The blocks ``[B, T, ...]`` of an unroll ``[T+1, B, ...]``.
+
+    Its last timestep is left out, since it is also the first of the next unroll.
+    """
     timestep = jax.tree.map(lambda leaf: leaf[:-1].swapaxes(0, 1), trajectory.timestep)
     return Block(timestep, trajectory.actor.action.swapaxes(0, 1), trajectory.initial_state)
 
 
 def nbytes(shapes: Block, geometry: Geometry) -> int:
-    """Memory of a storage whose blocks have ``shapes`` ``[B, ...]``."""
+    """Bytes of a storage whose slots have blocks of these ``shapes`` ``[B, ...]``."""
     per_slot = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return int(per_slot * geometry.lanes * geometry.slots)
 
@@ -95,6 +105,8 @@ class HostStorage:
     def __init__(self, shapes: Block, geometry: Geometry, device: jax.Device) -> None:
         """``shapes``: shapes and dtypes of one slot's blocks, ``[B, ...]``."""
         lead = (geometry.lanes, geometry.slots)
+        # The kernel hands out the pages of large zero arrays when they are first written, so the
+        # memory in use grows as the replay fills.
         self._data: Block = jax.tree.map(
             lambda leaf: np.zeros(lead + leaf.shape, leaf.dtype), shapes
         )
@@ -102,6 +114,7 @@ class HostStorage:
         self._device = device
 
     def write(self, lane: int, slot: int, trajectory: Trajectory) -> None:
+        # The extras are Q values, of which only TD errors are needed, computed on the device.
         host = jax.device_get(trajectory._replace(actor=trajectory.actor._replace(extras=())))
 
         def copy(data: np.ndarray, value: np.ndarray) -> None:
@@ -114,7 +127,9 @@ class HostStorage:
         places = list(zip(lanes.tolist(), slots.tolist(), envs.tolist(), strict=True))
 
         def gather(data: np.ndarray, last: int) -> np.ndarray:
+            """Steps of all sequences; ``last`` is 1 to add the timestep after them, else 0."""
             length = data.shape[3]
+            # A copy: inserts may overwrite the slots while the device still reads the batch.
             out = np.empty((len(places), span * length + last, *data.shape[4:]), data.dtype)
             for row, (lane, slot, env) in zip(out, places, strict=True):
                 for i in range(span):
@@ -128,8 +143,7 @@ class HostStorage:
             gather(self._data.action, 0),
             jax.tree.map(lambda data: data[lanes, slots, envs], self._data.initial_state),
         )
-        placed: Sequences = jax.device_put(sequences, self._device)
-        return placed
+        return jax.device_put(sequences, self._device)
 
     def blocks(self, lane: int, slot: int) -> list[np.ndarray]:
         return [leaf[lane, slot] for leaf in jax.tree.leaves(self._data)]
@@ -147,25 +161,26 @@ class DeviceStorage:
         lead = (geometry.lanes, geometry.slots)
         self._geometry = geometry
         self._device = device
+        # Otherwise the zeros would be made on the default device first, which need not have room.
         with jax.default_device(device):
             self._data: Block = jax.device_put(
                 jax.tree.map(lambda leaf: jnp.zeros(lead + leaf.shape, leaf.dtype), shapes), device
             )
         self._write = jax.jit(_write, donate_argnums=0)
         self._read = jax.jit(self._gather)
-        # A snapshot reads from a thread of its own, and a write donates what it may be reading.
+        # A snapshot reads in another thread. A write donates the arrays, which invalidates them for
+        # a reader that still holds them.
         self._lock = threading.Lock()
 
     def write(self, lane: int, slot: int, trajectory: Trajectory) -> None:
         self._store(lane, slot, block_of(trajectory))
 
     def read(self, lanes: np.ndarray, slots: np.ndarray, envs: np.ndarray) -> Sequences:
-        sequences: Sequences = self._read(
-            self._data, *jax.device_put((lanes, slots, envs), self._device)
-        )
-        return sequences
+        return self._read(self._data, *jax.device_put((lanes, slots, envs), self._device))
 
     def blocks(self, lane: int, slot: int) -> list[np.ndarray]:
+        # Slices are arrays of their own: once they are dispatched, a write can no longer harm them,
+        # and waiting for their values needs no lock.
         with self._lock:
             blocks = [leaf[lane, slot] for leaf in jax.tree.leaves(self._data)]
         return [np.asarray(block) for block in blocks]
@@ -197,9 +212,10 @@ class DeviceStorage:
 
 
 def _write(data: Block, block: Block, place: jax.Array) -> Block:
+    """``data`` with ``block`` at the (lane, slot) in ``place``; in place, since it is donated."""
+
     def write(leaf: jax.Array, value: jax.Array) -> jax.Array:
         start = [place[0], place[1], *[jnp.zeros_like(place[0])] * value.ndim]
         return jax.lax.dynamic_update_slice(leaf, value[None, None].astype(leaf.dtype), start)
 
-    written: Block = jax.tree.map(write, data, block)
-    return written
+    return jax.tree.map(write, data, block)
