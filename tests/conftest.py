@@ -23,11 +23,19 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest
 
-# nohup has it ignored, and trainings then leave it so.
+# nohup has the one ignored, and a shell the other in what it starts in the background: trainings
+# then leave them so, and so do the processes that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_SECONDS = 10.0
 """What a thread that was told to end may take to do so."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What another process is still writing to the cache cannot be read, and is compiled here."""
+    ignored = "ignore:Error reading persistent compilation cache entry"
+    config.addinivalue_line("filterwarnings", ignored)
 
 
 def _started() -> set[threading.Thread]:

@@ -1,7 +1,7 @@
-"""One process of a pod, for test_pod.py: ``pod_worker.py MODE OUT HOSTS HOST PORT``.
+"""One process of a pod, for its tests: ``pod_worker.py MODE OUT HOSTS HOST PORT``.
 
-``devices`` and ``hosts`` average in that way, and write what must be the same on every host, and
-gradients; ``raise`` trains until the environments of host 1 raise.
+``learn`` writes what must be the same on every host, and gradients; ``raise`` trains until the
+environments of host 1 raise.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -28,11 +28,11 @@ import numpy as np
 
 import sebulba
 from sebulba import algorithms, envs, presets
-from sebulba.devices import distributed, hosts
-from sebulba.learners import assemble, make_optimizer
-from sebulba.learners.base import TRAJECTORY_AXES
+from sebulba.devices import distributed
+from sebulba.learners import make_optimizer
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences
+from sebulba.learners.sharding import TRAJECTORY_AXES, assemble
 from sebulba.types import ActorOutput, Trajectory
 
 T, B = 20, 12
@@ -44,9 +44,9 @@ Cut = tuple[int, slice]
 
 def main() -> None:
     distributed.initialize(f"127.0.0.1:{PORT}", HOSTS, HOST)
+    topology = sebulba.Topology.split(1)
     if MODE == "raise":
-        train_until_host_1_raises(sebulba.Topology.split(1))
-    topology = sebulba.Topology.split(1, averaging="hosts" if MODE == "hosts" else "devices")
+        train_until_host_1_raises(topology)
     found = {
         preset: {"digests": digests(preset, topology), "gradient": gradient(preset, topology)}
         for preset in ("vtrace-catch", "r2d2-catch")
@@ -69,8 +69,10 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
     config = small(preset)
     last: list[Any] = []
 
-    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Any:
-        learner = algorithms.make_learner(config, agent, spec, optimizer, topology)
+    algorithm = algorithms.of(config)
+
+    def make_learner(*parts: Any) -> Any:
+        learner: Any = algorithm.make_learner(*parts)
         update = learner.update
 
         def keeping(state: Any) -> Any:
@@ -78,11 +80,12 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
             last[:] = [learner.params(state)]
             return state, logs
 
-        learner.update = keeping  # type: ignore[method-assign]
+        learner.update = keeping
         return learner
 
     with jax.thread_guard(True):
-        sebulba.train(config, topology=topology, make_learner=make_learner, progress=False)
+        watched = dataclasses.replace(algorithm, make_learner=make_learner)
+        sebulba.train(config, algorithm=watched, topology=topology, progress=False)
     return [
         hashlib.sha256(
             b"".join(
@@ -102,9 +105,10 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
     env: Any = envs.Catch(1, seed=0)
     if config.network.core == "lstm":
         env = envs.PreviousAction(env)
-    agent = algorithms.make_agent(config, env.spec)
+    algorithm = algorithms.of(config)
+    agent = algorithm.make_agent(config, env.spec, "training")
     optimizer = make_optimizer(config.optimizer, 1)
-    learner: Any = algorithms.make_learner(config, agent, env.spec, optimizer, topology)
+    learner: Any = algorithm.make_learner(config, agent, env.spec, optimizer, topology)
     state = learner.init(jax.random.key(1))
     first = HOST * len(topology.learners)
     cuts = [
@@ -117,9 +121,8 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
     else:
         fixed = state.target
         learner.replay.sizes = lambda: [100] * len(cuts)
-        batch = learner._batch([sample(cut, agent, topology) for cut in cuts])
-    found = jax.jit(learner.synchronized.gradient)(learner.params(state), fixed, batch)[0]
-    found = hosts.combine("mean", found, topology)
+        batch = (learner._batch([sample(cut, agent, topology) for cut in cuts]),)
+    found = jax.jit(learner.synchronized.gradient)(learner.params(state), batch, fixed)[0]
     flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
     return [float(number) for number in flat]
 

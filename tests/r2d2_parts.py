@@ -10,22 +10,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba import R2D2Config, algorithms, envs
-from sebulba.agents.reference import QAgent
-from sebulba.config import NetworkConfig, OptimizerConfig, ReplayConfig
-from sebulba.devices.topology import Topology
+from sebulba import (
+    NetworkConfig,
+    OptimizerConfig,
+    QAgent,
+    R2D2Config,
+    ReplayConfig,
+    Topology,
+    algorithms,
+    envs,
+)
 from sebulba.inference import ActorProgram
-from sebulba.learners import Delivery, R2D2Learner, make_optimizer
-from sebulba.learners.base import TrainState
+from sebulba.inference.program import cut
+from sebulba.learners import R2D2Learner, TrainState, make_optimizer
 from sebulba.learners.r2d2 import R2D2State, ReplayBatch
 from sebulba.learners.replay.storage import Sequences
-from sebulba.types import Timestep, Trajectory
+from sebulba.types import Timestep, Trajectory, Unroll
 
 B, UNROLLS = 8, 6
 CONFIG = R2D2Config(
     env="sebulba/Catch",
     envs_per_actor=B,
-    batch_size=B,
     actors_per_device=1,
     unroll_length=6,
     sequence_length=12,
@@ -57,12 +62,15 @@ def topology(learners: int) -> Topology:
     return Topology.split(1, jax.devices()[: learners + (learners > 1)])
 
 
-def make_learner(learners: int = 1, pieces: int = 1, ratio: float = 1.0) -> R2D2Learner:
+def make_learner(
+    learners: int = 1, microbatches: int = 1, samples_per_insert: float = 1.0
+) -> R2D2Learner:
     """With an empty replay; the programs are compiled once."""
-    replay = dataclasses.replace(CONFIG.replay, samples_per_insert=ratio)
-    config = dataclasses.replace(CONFIG, num_microbatches=pieces, replay=replay)
+    replay = dataclasses.replace(CONFIG.replay, samples_per_insert=samples_per_insert)
+    config = dataclasses.replace(CONFIG, num_microbatches=microbatches, replay=replay)
     learner = R2D2Learner(config, AGENT, SPEC, OPTIMIZER, topology(learners))
-    compiled = COMPILED.setdefault((learners, pieces), learner)
+    learner.prepare()
+    compiled = COMPILED.setdefault((learners, microbatches), learner)
     for name in ("synchronized", "_errors", "_update_target"):
         setattr(learner, name, getattr(compiled, name))
     return learner
@@ -74,39 +82,33 @@ def params(seed: int = 1) -> Any:
 
 
 @functools.cache
-def unrolls() -> list[Trajectory]:
+def trajectories() -> list[Trajectory]:
     """Consecutive ones of the real program, exploring, in NumPy."""
-    exploration = algorithms.make_exploration(dataclasses.replace(CONFIG, epsilon_alpha=1.0), B)
+    config = dataclasses.replace(CONFIG, epsilon_alpha=1.0)
+    exploration = algorithms.R2D2.make_exploration(config, B)
     assert exploration is not None
-    program = ActorProgram(AGENT, SPEC, CONFIG.unroll_length, 1, exploration.explore)
+    learners = topology(1).learners
+    program = ActorProgram(AGENT, SPEC, CONFIG.unroll_length, learners, exploration.explore)
     env = make_env()
     carry = program.start(params(), jax.random.key(2), np.int32(0))
-    timestep, unrolls = env.reset(), []
+    timestep, trajectories = env.reset(), []
     for _ in range(UNROLLS):
         for _ in range(CONFIG.unroll_length):
             action, carry = program.step(params(), carry, timestep, exploration.epsilons)
             timestep = env.step(np.asarray(action))
         (trajectory,), carry = program.finish(carry, timestep)
-        unrolls.append(jax.device_get(trajectory))
-    return unrolls
+        trajectories.append(jax.device_get(trajectory))
+    return trajectories
 
 
-def deliver(trajectory: Trajectory, learners: int = 1) -> Delivery:
-    size = B // learners
-    parts = []
-    for i, device in enumerate(topology(learners).learners):
-        cut = slice(i * size, (i + 1) * size)
-        timestep, actor = jax.tree.map(
-            lambda leaf, cut=cut: leaf[:, cut], (trajectory.timestep, trajectory.actor)
-        )
-        state = jax.tree.map(lambda leaf, cut=cut: leaf[cut], trajectory.initial_state)
-        parts.append(jax.device_put(Trajectory(timestep, actor, state), device))
-    return Unroll(0, parts)
+def unroll_of(trajectory: Trajectory, learners: int = 1) -> Unroll:
+    shards = zip(cut(trajectory, learners), topology(learners).learners, strict=True)
+    return Unroll(0, [jax.device_put(shard, device) for shard, device in shards])
 
 
 def fill(learner: R2D2Learner, learners: int = 1, count: int = UNROLLS) -> int:
     """Insert ``count`` unrolls; returns the updates that are due."""
-    return sum(learner.add([deliver(unroll, learners)]) for unroll in unrolls()[:count])
+    return sum(learner.add([unroll_of(each, learners)]) for each in trajectories()[:count])
 
 
 def new_state(learners: int = 1, target: int = 5) -> R2D2State:
@@ -118,6 +120,11 @@ def new_state(learners: int = 1, target: int = 5) -> R2D2State:
         jax.tree.map(np.array, state), topology(learners).replicated(), may_alias=False
     )
     return placed
+
+
+def loss(online: Any, target: Any, batch: ReplayBatch) -> jax.Array:
+    """What an update makes smaller."""
+    return make_learner()._loss(online, target, (batch,))[0]
 
 
 @jax.jit

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from sebulba.agents.reference import QAgent
-from sebulba.config import NetworkConfig, R2D2Config, ReplayConfig
-from sebulba.devices.topology import Topology
-from sebulba.learners import Delivery
+from sebulba import ArraySpec, DiscreteSpec, EnvSpec, NetworkConfig, QAgent, ReplayConfig
 from sebulba.learners.replay.host import HostReplay
-from sebulba.learners.replay.storage import Block, DeviceStorage, Geometry, HostStorage
-from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
+from sebulba.learners.replay.storage import (
+    Block,
+    DeviceStorage,
+    Geometry,
+    HostStorage,
+    block_shapes,
+)
+from sebulba.types import ActorOutput, Timestep, Trajectory, Unroll
 
 T, B = 3, 2
 STORAGES = {"host": HostStorage, "device": DeviceStorage}
@@ -41,12 +43,10 @@ def shapes_of(trajectory: Trajectory) -> Block:
     return Block(
         jax.tree.map(batch_major, trajectory.timestep),
         batch_major(trajectory.actor.action),
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _state(trajectory)),
+        jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trajectory.initial_state
+        ),
     )
-
-
-def _state(trajectory: Trajectory) -> Any:
-    return trajectory.initial_state
 
 
 def mean_priority(errors: np.ndarray) -> np.ndarray:
@@ -54,52 +54,65 @@ def mean_priority(errors: np.ndarray) -> np.ndarray:
     return result
 
 
-SPEC = EnvSpec(ArraySpec((2, 3), np.dtype(np.uint8)), DiscreteSpec(4), B)
-SPEC = SPEC._replace(
-    observation={"observation": SPEC.observation, "action": ArraySpec((), np.dtype(np.int32))}
-)
-CONFIG = R2D2Config(
-    envs_per_actor=2 * B,
-    batch_size=2 * B,
-    actors_per_device=2,
-    unroll_length=T,
-    sequence_length=2 * T,
-    burn_in=T,
-    batch_size=8,
-    network=NetworkConfig(hidden_sizes=(4,), core="lstm", core_size=5),
-    replay=ReplayConfig(capacity=4 * B * 6, min_size=4),
-)
+OBSERVATION = {
+    "observation": ArraySpec((2, 3), np.dtype(np.uint8)),
+    "action": ArraySpec((), np.dtype(np.int32)),
+}
+SPEC = EnvSpec(OBSERVATION, DiscreteSpec(4), B)
+NETWORK = NetworkConfig(hidden_sizes=(4,), core="lstm", core_size=5)
+LEARNERS, BATCH_SIZE = 2, 8
+CAPACITY = 4 * B * 6
 
 
-def new_replay(kind: str = "host", num_devices: int = 3, **changes: Any) -> HostReplay:
-    """Two learner devices by default; nothing but the agent's state is used of it."""
-    replay = dataclasses.replace(CONFIG.replay, placement=kind, **changes.pop("replay", {}))
-    config = dataclasses.replace(CONFIG, replay=replay, **changes)
-    topology = Topology.split(1, jax.devices()[:num_devices])
-    return HostReplay(config, QAgent(config.network, SPEC), SPEC, topology)
+def make_replay(
+    kind: Literal["host", "device"] = "host",
+    *,
+    learners: int = LEARNERS,
+    lanes: int = 2,
+    num_envs: int = B,
+    unroll_length: int = T,
+    span: int = 2,
+    **changes: Any,
+) -> HostReplay:
+    """One that is not allocated; ``changes`` are of its ``ReplayConfig``."""
+    config = ReplayConfig(**{"storage": kind, "capacity": CAPACITY, "min_size": 4, **changes})
+    return HostReplay(
+        config,
+        # Nothing but the agent's state is used of it.
+        block_shapes(QAgent(NETWORK, SPEC), SPEC, num_envs, unroll_length),
+        lanes=lanes,
+        span=span,
+        batch_size=BATCH_SIZE,
+        seed=0,
+        devices=jax.devices()[1 : learners + 1],
+    )
+
+
+def new_replay(*args: Any, **kwargs: Any) -> HostReplay:
+    """``make_replay``, allocated."""
+    replay = make_replay(*args, **kwargs)
+    replay.allocate()
+    return replay
 
 
 class Feed:
-    """Random deliveries, lane after lane."""
+    """Random unrolls, lane after lane."""
 
-    def __init__(self, seed: int, num_learners: int = 2) -> None:
+    def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._num_learners = num_learners
         self._lane = 0
 
     def into(self, replay: HostReplay, count: int = 1) -> int:
         """Insert ``count`` unrolls; returns the updates that became due."""
-        return sum(
-            replay.insert([self.delivery()], self._errors, mean_priority) for _ in range(count)
-        )
+        return sum(replay.insert([self.unroll()], self.errors, mean_priority) for _ in range(count))
 
-    def delivery(self) -> Delivery:
+    def unroll(self) -> Unroll:
         self._lane = (self._lane + 1) % 2
-        trajectories = [random_trajectory(self._rng) for _ in range(self._num_learners)]
+        trajectories = [random_trajectory(self._rng) for _ in range(LEARNERS)]
         state = {"lstm": (np.float32(self._rng.normal(size=(B, 5))),) * 2}
         return Unroll(self._lane, [t._replace(initial_state=state) for t in trajectories])
 
-    def _errors(self, trajectory: Trajectory) -> Any:
+    def errors(self, trajectory: Trajectory) -> Any:
         return self._rng.random((T, B)).astype(np.float32)
 
 

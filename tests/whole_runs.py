@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from sebulba import NetworkConfig, OptimizerConfig, Topology, VTraceConfig, algorithms, envs
-from sebulba.types import Agent, ArraySpec, Env, EnvSpec, Timestep
+from sebulba import (
+    Algorithm,
+    Learner,
+    NetworkConfig,
+    OptimizerConfig,
+    R2D2Config,
+    ReplayConfig,
+    Topology,
+    VTraceConfig,
+    algorithms,
+    envs,
+)
+from sebulba.types import ArraySpec, Env, EnvSpec, Params, Timestep, Unroll
 
 Hook = Callable[["HookedEnv"], None]
 
 
 def tiny(**changes: Any) -> VTraceConfig:
-    """A run of 20 steps an update, of which nothing is learned; ``changes`` replace fields."""
+    """A run of 20 steps an update, of which nothing is learned; ``changes`` replace fields.
+
+    Its learning rate is constant: one that falls with ``total_steps`` would have updates compiled
+    anew for each number of steps.
+    """
     config = VTraceConfig(
         preset="vtrace-catch",
         env="sebulba/Catch",
@@ -30,8 +44,35 @@ def tiny(**changes: Any) -> VTraceConfig:
         unroll_length=5,
         log_every=2,
         network=NetworkConfig(hidden_sizes=(8,)),
-        optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
+        optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, decay_to_zero=False),
     )
+    return dataclasses.replace(config, **changes)
+
+
+def tiny_r2d2(**changes: Any) -> R2D2Config:
+    """60 steps a turn, one update a turn; without a recurrent core, which takes long to compile.
+
+    ``storage`` and ``samples_per_insert`` are fields of its replay.
+    """
+    config = R2D2Config(
+        env="sebulba/Catch",
+        total_steps=1000,
+        actors_per_device=2,
+        envs_per_actor=12,
+        unroll_length=5,
+        sequence_length=10,
+        burn_in=4,
+        n_step=3,
+        batch_size=12,
+        target_update_period=3,
+        log_every=2,
+        network=NetworkConfig(hidden_sizes=(8,), core_size=8),
+        optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, decay_to_zero=False),
+        replay=ReplayConfig(capacity=120, min_size=48),
+    )
+    names = {"storage", "samples_per_insert"} & changes.keys()
+    replay = {name: changes.pop(name) for name in names}
+    changes.setdefault("replay", dataclasses.replace(config.replay, **replay))
     return dataclasses.replace(config, **changes)
 
 
@@ -111,36 +152,53 @@ def _nothing(env: HookedEnv) -> None:
     pass
 
 
-class HookedLearner:
-    """V-trace, with ``before_update(k)`` called before update k, counted from 0 in this run."""
+class HookedLearner(Learner):
+    """Any learner, with ``before_update(k)`` called before update k, counted from 0 in this run."""
 
-    def __init__(self, learner: Any, before_update: Callable[[int], None]) -> None:
+    def __init__(self, learner: Learner, before_update: Callable[[int], None]) -> None:
         self._learner = learner
         self._before_update = before_update
         self._updates = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._learner, name)
+    def init(self, key: jax.Array) -> Any:
+        return self._learner.init(key)
 
-    def update(self, state: Any) -> tuple[Any, Any]:
+    def params(self, state: Any) -> Params:
+        return self._learner.params(state)
+
+    def add(self, unrolls: Sequence[Unroll]) -> int:
+        return self._learner.add(unrolls)
+
+    def update(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
         self._before_update(self._updates)
         self._updates += 1
-        result: tuple[Any, Any] = self._learner.update(state)
-        return result
+        return self._learner.update(state)
+
+    def prepare(self) -> str | None:
+        return self._learner.prepare()
+
+    def metrics(self) -> dict[str, float]:
+        return self._learner.metrics()
+
+    def save_replay(self, path: Path) -> None:
+        self._learner.save_replay(path)
+
+    def load_replay(self, path: Path) -> str | None:
+        return self._learner.load_replay(path)
+
+    def close(self) -> None:
+        self._learner.close()
 
 
 def hooked_learner(
-    config: VTraceConfig, before_update: Callable[[int], None]
-) -> Callable[..., HookedLearner]:
-    """The ``make_learner`` of ``HookedLearner``."""
+    before_update: Callable[[int], None], algorithm: Algorithm[Any] = algorithms.VTRACE
+) -> Algorithm[Any]:
+    """``algorithm`` with a ``HookedLearner`` around its learner."""
 
-    def make(
-        agent: Agent, spec: EnvSpec, optimizer: optax.GradientTransformation, topology: Topology
-    ) -> HookedLearner:
-        learner = algorithms.make_learner(config, agent, spec, optimizer, topology)
-        return HookedLearner(learner, before_update)
+    def make_learner(*parts: Any) -> HookedLearner:
+        return HookedLearner(algorithm.make_learner(*parts), before_update)
 
-    return make
+    return dataclasses.replace(algorithm, make_learner=make_learner)
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba import algorithms
+from sebulba import ConfigError, NetworkConfig, PolicyAgent, VTraceConfig, algorithms
 from sebulba.agents import distributions
 from sebulba.agents.networks import _torso, initial_state, stack_frames
-from sebulba.agents.reference import PolicyAgent, add_time
-from sebulba.config import ConfigError, NetworkConfig, VTraceConfig
+from sebulba.agents.reference import add_time
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
 
 T, B = 9, 3
@@ -50,17 +50,21 @@ def timesteps(spec: EnvSpec, seed: int = 0, length: int = T) -> Timestep:
             return rng.integers(0, 4, shape).astype(array.dtype)
         return rng.normal(size=shape).astype(array.dtype)
 
-    observation = jax.tree.map(
-        numbers, spec.observation, is_leaf=lambda node: isinstance(node, ArraySpec)
-    )
+    observation = jax.tree.map(numbers, spec.observation)
     reward = rng.normal(size=(length, B)).astype(np.float32)
     first = rng.random((length, B)) < 0.3
     return Timestep(observation, reward, np.ones((length, B), np.float32), first)
 
 
-def grown(agent: PolicyAgent) -> Any:
+def grown(agent: PolicyAgent, gain: float = 2.0) -> Any:
     """Parameters larger than fresh ones, so that a wrong input shows in the policy."""
-    return jax.tree.map(lambda leaf: 4 * leaf, agent.init(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+
+    def numbers(leaf: Any) -> Any:
+        fan_in = max(1, np.prod(leaf.shape[:-1]))
+        return rng.normal(0, gain / np.sqrt(fan_in), leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(numbers, jax.eval_shape(agent.init, jax.random.key(0)))
 
 
 def close(one: Any, other: Any, atol: float = 1e-5) -> None:
@@ -197,6 +201,8 @@ def test_the_core_sees_the_last_action_and_the_clipped_last_reward() -> None:
 
 BOX = BoxSpec(-np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
 IMAGE = spec(36, 40, dtype=BYTE)
+SMALLEST = spec(20, 22, dtype=BYTE)
+"""What two convolutions without padding leave a pixel of."""
 SHAPES = [
     (spec(5), {}),
     (spec(2, 3), {"torso": "mlp", "hidden_sizes": ()}),
@@ -250,10 +256,10 @@ def test_torsos_are_those_of_the_papers(torso: str, convolutions: int, dense: in
 
 def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
     """A stack of four frames is the same to the network as an image of four channels."""
-    stacking = make_agent(IMAGE, torso="shallow", frame_stack=4)
-    plain = make_agent(spec(36, 40, 4, dtype=BYTE), torso="shallow")
-    params = jax.jit(plain.init)(jax.random.key(0))
-    seen = timesteps(IMAGE, length=4)
+    stacking = make_agent(SMALLEST, torso="small", frame_stack=4)
+    plain = make_agent(spec(20, 22, 4, dtype=BYTE), torso="small")
+    params = grown(plain)
+    seen = timesteps(SMALLEST, length=4)
     frames = np.random.default_rng(0).integers(0, 256, seen.observation.shape).astype(np.uint8)
     seen = seen._replace(observation=frames)
     got, _ = jax.jit(stacking.unroll)(params, seen, stacking.initial_state(B))
@@ -323,20 +329,23 @@ def test_a_time_axis_of_one_is_added_in_front() -> None:
 
 def test_moving_pixels_stay_visible_in_the_features() -> None:
     """With half the variance, every second layer would shrink them by half."""
-    agent = make_agent(spec(84, 84, 4, dtype=BYTE), torso="shallow", hidden_sizes=(512,))
-    params = agent.init(jax.random.key(0))["torso"]
+    torso = _torso(NetworkConfig(torso="shallow", hidden_sizes=(128,)), FLOAT)
+    images = jnp.zeros((1, 36, 40, 4), jnp.uint8)
+    params = jax.jit(torso.init)(jax.random.key(0), images)["params"]
+    assert len(params) == 4
     for name, layer in params.items():
         fan_in = np.prod(layer["kernel"].shape[:-1])
         assert np.var(layer["kernel"]) == pytest.approx(2 / fan_in, rel=0.1), name
 
 
-@pytest.mark.parametrize("torso", ["small", "deep"])
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize(
+    ("torso", "stacked"), [("small", True), ("small", False), ("deep", True), ("deep", False)]
+)
 def test_normalized_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool) -> None:
-    images = IMAGE if stacked else spec(36, 40, 3, dtype=BYTE)
+    images = SMALLEST if stacked else spec(20, 22, 3, dtype=BYTE)
     frame_stack = 4 if stacked else 1
     agent = make_agent(images, torso=torso, frame_stack=frame_stack, pixels="normalized")
-    params, seen = jax.jit(agent.init)(jax.random.key(0)), timesteps(images, length=4)
+    params, seen = grown(agent, gain=1.2), timesteps(images, length=4)
     rng = np.random.default_rng(0)
     frames = rng.integers(60, 200, seen.observation.shape).astype(np.uint8)
     frames[:, 0] = 0 if stacked else 77  # Of one color.
@@ -346,7 +355,7 @@ def test_normalized_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool)
     mean, deviation = (f(shown, axis=(2, 3, 4), keepdims=True) for f in (np.mean, np.std))
     assert deviation.min() == 0
     read = ((shown - mean) / np.maximum(deviation, 10)).astype(np.float32)
-    on_floats = make_agent(spec(36, 40, shown.shape[-1]), torso=torso)
+    on_floats = make_agent(spec(20, 22, shown.shape[-1]), torso=torso)
     expected, _ = jax.jit(on_floats.unroll)(params, seen._replace(observation=read), {})
     close(got, expected, atol=1e-4)
     assert np.ptp(got.value) > 1
@@ -355,9 +364,9 @@ def test_normalized_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool)
 def test_only_bytes_are_normalized() -> None:
     network = NetworkConfig(torso="small", pixels="normalized")
     config = VTraceConfig(network=network)
-    assert algorithms.make_agent(config, spec(36, 40, 3, dtype=BYTE))
+    assert algorithms.VTRACE.make_agent(config, spec(36, 40, 3, dtype=BYTE), "training")
     with pytest.raises(ConfigError, match=r"observes float32: only .*uint8.* --network.pixels sca"):
-        algorithms.make_agent(config, spec(36, 40, 3))
+        algorithms.VTRACE.make_agent(config, spec(36, 40, 3), "training")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -365,7 +374,7 @@ def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> Non
     config = NetworkConfig(torso="small", hidden_sizes=(8,), dtype="bfloat16")
     torso = _torso(config, jnp.dtype("bfloat16"))
     images = jnp.zeros((2, 42, 42, 3), dtype)
-    params = torso.init(jax.random.key(0), images)
-    _, seen = torso.apply(params, images, capture_intermediates=True)
+    params = jax.eval_shape(torso.init, jax.random.key(0), images)
+    _, seen = jax.eval_shape(partial(torso.apply, capture_intermediates=True), params, images)
     results = jax.tree.leaves(seen)
     assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}

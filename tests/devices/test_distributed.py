@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from sebulba import presets
-from sebulba.config import ConfigError
+from sebulba import ConfigError, presets
 from sebulba.devices import distributed
 
 GPUS = "jax_cuda_visible_devices"
@@ -82,15 +81,14 @@ def hosts(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.nda
 
 def test_equal_hosts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts(monkeypatch, lambda mine: mine)
-    distributed.agree(presets.get("vtrace-catch"), "a0-l1")
+    distributed.agree(presets.get("vtrace-catch"), "vtrace", "a0-l1")
 
 
 def test_what_differs_between_hosts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = presets.get("vtrace-catch")
-    names = sorted({**distributed._facts(config), "layout": ""})
-    order = list({**distributed._facts(config), "layout": ""})
-    assert {"seed", "version of jax", "version of libtpu", "layout"} <= set(names)
-    for name in ("seed", "version of jax", "layout"):
+    order = list({**distributed._facts(config, "vtrace"), "layout": ""})
+    assert {"seed", "version of jax", "version of libtpu", "layout"} <= set(order)
+    for name in ("algorithm", "seed", "version of jax", "layout"):
 
         def change(mine: np.ndarray, number: int = order.index(name)) -> np.ndarray:
             if len(mine) > 1:
@@ -99,7 +97,7 @@ def test_what_differs_between_hosts_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
         hosts(monkeypatch, change)
         with pytest.raises(ConfigError, match=rf"^{name} is not the same .* host\(s\) \[1\]"):
-            distributed.agree(config, "a0-l1")
+            distributed.agree(config, "vtrace", "a0-l1")
 
 
 def test_hosts_with_other_fields_gather_arrays_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,5 +110,5 @@ def test_hosts_with_other_fields_gather_arrays_of_one_size(monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "gather", gather)
     for preset in ("vtrace-catch", "r2d2-catch"):
         with pytest.raises(ConfigError, match="names of the config's fields"):
-            distributed.agree(presets.get(preset), "a0-l1")
+            distributed.agree(presets.get(preset), "vtrace", "a0-l1")
     assert sizes == [(1, 4), (1, 4)]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import pytest
 
-from sebulba import presets
-from sebulba.config import Config, ConfigError
+from sebulba import Config, ConfigError, Topology, algorithms, presets
 from sebulba.devices import mesh_probe, placement, tpu_slices
-from sebulba.devices.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +34,13 @@ def hosts(count: int, per_host: int) -> list[StandIn]:
 
 def config(**changes: object) -> Config:
     return dataclasses.replace(presets.get("vtrace-catch"), **changes)
+
+
+def choose(
+    config: Config, devices: Sequence[Any], ask: placement.Ask | None = None
+) -> placement.Placement:
+    algorithm = algorithms.of(config)
+    return placement.choose(config, lambda n: algorithm.fits(config, n), devices, ask)
 
 
 def refusing(*layouts: str) -> placement.Ask:
@@ -67,7 +72,7 @@ def test_shared_on_several_hosts() -> None:
 
 
 def test_the_wanted_split_is_taken_where_it_works() -> None:
-    chosen = placement.choose(config(num_inference_devices=1), hosts(2, 4), refusing())
+    chosen = choose(config(num_inference_devices=1), hosts(2, 4), refusing())
     assert (chosen.topology.layout, chosen.note) == ("a0-l1,2,3", None)
 
 
@@ -79,26 +84,25 @@ def test_the_wanted_split_is_taken_where_it_works() -> None:
     ],
 )
 def test_the_nearest_that_works_is_taken_else(refused: list[str], layout: str) -> None:
-    chosen = placement.choose(config(), hosts(2, 4), refusing(*refused))
+    chosen = choose(config(), hosts(2, 4), refusing(*refused))
     assert chosen.topology.layout == layout
-    assert chosen.note == (
-        f"{layout}, since a0,1-l2,3 fails: no such route; --averaging hosts may allow it"
-    )
+    assert chosen.note == f"{layout}, since a0,1-l2,3 fails: no such route"
 
 
-def test_all_that_is_asked_about_averages_as_the_config_says() -> None:
-    asked: list[Topology] = []
+def test_only_what_the_batch_divides_over_is_asked_about() -> None:
+    asked: list[str] = []
 
     def ask(topologies: Sequence[Topology]) -> list[str | None]:
-        asked.extend(topologies)
+        asked.extend(topology.layout for topology in topologies)
         return ["no such route" if topology.layout != SHARED else None for topology in topologies]
 
-    chosen = placement.choose(config(averaging="hosts"), hosts(2, 4), ask)
-    assert chosen.topology.layout == SHARED and len(asked) == 3
-    assert {topology.averaging for topology in asked} == {"hosts"}
-    assert chosen.note == f"{SHARED}, since a0,1-l2,3 fails: no such route"
-    shared = placement.choose(config(averaging="hosts", placement="shared"), hosts(2, 4), ask)
-    assert shared.topology.averaging == "hosts"
+    assert choose(config(), hosts(2, 4), ask).topology.layout == SHARED
+    assert asked == ["a0,1-l2,3", "a0,1,2-l3", SHARED]
+    assert choose(config(placement="shared"), hosts(2, 4), ask) == (
+        Topology.shared(hosts(2, 4)),
+        None,
+    )
+    assert len(asked) == 3
 
 
 def test_the_nearest_comes_first() -> None:
@@ -108,20 +112,18 @@ def test_the_nearest_comes_first() -> None:
 
 
 def test_r2d2_divides_sequences_too() -> None:
-    r2d2 = dataclasses.replace(
-        presets.get("r2d2-catch"), envs_per_actor=6, batch_size=6, batch_size=32
-    )
-    chosen = placement.choose(r2d2, hosts(1, 4), refusing("a0,1-l2,3"))
+    r2d2 = dataclasses.replace(presets.get("r2d2-catch"), envs_per_actor=6, batch_size=32)
+    chosen = choose(r2d2, hosts(1, 4), refusing("a0,1-l2,3"))
     assert chosen.topology.layout == "a0,1,2-l3"
 
 
 def test_nothing_works() -> None:
-    with pytest.raises(ConfigError, match=r"no placement works.*no such route.*multiple of 4"):
-        placement.choose(config(), hosts(2, 4), lambda asked: ["no such route"] * len(asked))
+    with pytest.raises(ConfigError, match=r"no placement works.*no such route.*multiples of 4"):
+        choose(config(), hosts(2, 4), lambda asked: ["no such route"] * len(asked))
     odd = config(envs_per_actor=6, batch_size=6)
     every_split = refusing("a0-l1,2,3", "a0,1-l2,3", "a0,1,2-l3")
-    with pytest.raises(ConfigError, match="envs_per_actor a multiple of 4"):
-        placement.choose(odd, hosts(1, 4), every_split)
+    with pytest.raises(ConfigError, match="envs_per_actor and batch_size multiples of 4"):
+        choose(odd, hosts(1, 4), every_split)
 
 
 def slice_of(name: str) -> list[StandIn]:
@@ -136,7 +138,7 @@ def slice_of(name: str) -> list[StandIn]:
         ),
     )
     return [
-        StandIn(number, host, coords=(column, row, 0), device_kind=KINDS[found.generation.name])
+        StandIn(number, host, coords=(row, column, 0), device_kind=KINDS[found.generation.name])
         for number, (host, row, column) in enumerate(places)
     ]
 
@@ -145,41 +147,31 @@ KINDS = {"v5e": "TPU v5 lite", "v6e": "TPU v6 lite"}
 
 
 def as_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler that is installed is the survey's."""
+    """The compiler that is installed is the survey's, and nobody may ask it."""
     monkeypatch.setattr(placement, "_libtpu_version", lambda: placement.survey()["libtpu"])
+    monkeypatch.setattr(mesh_probe, "ask", None)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, the TPU compiler, is not installed: the extra tpu has it",
-)
 def test_on_a_tpu_slice_the_survey_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     as_surveyed(monkeypatch)
-    chosen = placement.choose(config(), slice_of("v5e-32"))
+    chosen = choose(config(), slice_of("v5e-32"))
     assert chosen.topology.layout == "a0,1,2,3-l0,1,2,3"
     assert "limited ICI routing" in str(chosen.note)
     split = config(envs_per_actor=33, batch_size=33)
-    assert placement.choose(split, slice_of("v6e-32")).topology.layout == "a0-l1,2,3"
+    assert choose(split, slice_of("v6e-32")).topology.layout == "a0-l1,2,3"
 
 
 def test_another_compiler_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[int], str]] = []
+    asked: list[tuple[str, list[int]]] = []
 
-    def ask(
-        tpu_slice: tpu_slices.Slice, counts: list[int], averaging: str
-    ) -> dict[int, str | None]:
-        asked.append((tpu_slice.name, counts, averaging))
+    def ask(tpu_slice: tpu_slices.Slice, counts: list[int]) -> dict[int, str | None]:
+        asked.append((tpu_slice.name, counts))
         return {count: None for count in counts}
 
     monkeypatch.setattr(mesh_probe, "ask", ask)
     monkeypatch.setattr(placement, "_libtpu_version", lambda: "1.0")
-    assert placement.choose(config(), slice_of("v5e-32")).topology.layout == "a0,1-l2,3"
-    assert asked == [("v5e-32", [2], "devices")]
-    # The survey does not know meshes of one host.
-    as_surveyed(monkeypatch)
-    of_one_host = placement.choose(config(averaging="hosts"), slice_of("v5e-32"))
-    assert of_one_host.topology.layout == "a0,1-l2,3"
-    assert asked[1:] == [("v5e-32", [2], "hosts")]
+    assert choose(config(), slice_of("v5e-32")).topology.layout == "a0,1-l2,3"
+    assert asked == [("v5e-32", [2])]
 
 
 def test_shared_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,17 +181,14 @@ def test_shared_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_probe, "ask", ask)
     monkeypatch.setattr(placement, "_libtpu_version", lambda: "1.0")
     for devices in (slice_of("v5e-32"), hosts(2, 4)):
-        chosen = placement.choose(config(), devices)
+        chosen = choose(config(), devices)
         assert chosen.topology.layout == "a0,1,2,3-l0,1,2,3"
         assert "cannot be asked" in str(chosen.note)
-        of_one_host = placement.choose(config(averaging="hosts"), devices)
-        assert of_one_host.topology.layout == "a0,1,2-l3"
-        assert "cannot be asked" in str(of_one_host.note)
 
 
 def test_elsewhere_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "known_or_asked", None)
-    assert placement.choose(config(), jax.devices()[:4]).note is None
+    assert choose(config(), jax.devices()[:4]).note is None
 
 
 def test_a_compiler_that_aborts_refuses_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +201,7 @@ def test_a_compiler_that_aborts_refuses_that_one(monkeypatch: pytest.MonkeyPatch
     asked: list[list[str]] = []
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(words[7:])
+        asked.append(words[6:])
         return subprocess.CompletedProcess(words, 0, *next(runs))
 
     monkeypatch.setattr(mesh_probe.subprocess, "run", run)
@@ -260,13 +249,3 @@ def test_the_tpu_compiler_still_answers_as_in_the_survey() -> None:
             n for n, layout in layouts.items() if layout in refused
         }
         assert answers[2] is not None and answers[1] is answers[0] is None
-
-
-def test_meshes_of_single_hosts_where_those_of_all_are_refused() -> None:
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'sebulba[tpu]'")
-    v5e_32 = tpu_slices.parse("v5e-32")
-    refused = placement.survey()["slices"][v5e_32.name]["refused"]
-    assert {"a0-l1,2,3", "a0,1-l2,3", "a0,1,2-l3"} == refused.keys()
-    answers = mesh_probe.ask(v5e_32, [1, 2, 3], "hosts")
-    assert "limited ICI routing" in str(answers.pop(1))
-    assert answers == {2: None, 3: None}

@@ -8,7 +8,7 @@ import jax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from sebulba.config import ConfigError
+from sebulba import ConfigError
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 
 
@@ -77,15 +77,6 @@ def test_learners_of_all_hosts_are_in_the_mesh_and_only_ours_are_ours() -> None:
     assert str(topology) == "a0-l1,2,3 (2 hosts, stand-in)"
 
 
-def test_averaging_over_hosts_leaves_each_a_mesh_of_its_own() -> None:
-    devices = hosts(4, 4)
-    ours = [device for device in devices if device.process_index == 0]
-    split = Topology.split(1, devices, averaging="hosts")
-    assert (list(split.mesh.devices), split.num_hosts) == (ours[1:], 2)
-    shared = Topology.shared(devices, "hosts")
-    assert (list(shared.mesh.devices), shared.num_hosts) == (ours, 2)
-
-
 def test_hosts_must_be_equal() -> None:
     with pytest.raises(ConfigError, match=r"\{0: 2, 1: 3\}.*equal hosts"):
         Topology.split(1, hosts(2, 3))
@@ -99,7 +90,10 @@ def test_an_impossible_split_names_its_numbers(count: int, num_inference: int, m
         Topology.split(num_inference, jax.devices()[:count])
     message = str(error.value)
     plural = "s" if count > 1 else ""
-    assert f"num_inference is {num_inference}, but each host has {count} device{plural}:" in message
+    assert (
+        f"num_inference_devices is {num_inference}, but each host has {count} device{plural}:"
+        in message
+    )
     assert f"from 1 to {most}" in message and "Ask for fewer" in message
 
 
@@ -111,4 +105,5 @@ def test_the_default_leaves_learners_that_divide_the_batch(
     num_devices: int, batch: int, layout: str
 ) -> None:
     devices = jax.devices()[:num_devices]
-    assert Topology.split(devices=devices, batch=batch).layout == layout
+    topology = Topology.split(devices=devices, fits=lambda learners: batch % learners == 0)
+    assert topology.layout == layout

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,18 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba import envs
+from sebulba import NetworkConfig, PolicyAgent, Topology, envs
 from sebulba.agents import distributions
-from sebulba.agents.reference import PolicyAgent
-from sebulba.config import NetworkConfig
-from sebulba.devices.topology import Topology
-from sebulba.inference import Actor, ActorProgram, ParamsSlot, Unroll
-from sebulba.inference.program import split
-from sebulba.learners import assemble, concatenate
-from sebulba.learners.base import TRAJECTORY_AXES
+from sebulba.inference import Actor, ActorProgram, ParamsSlot
+from sebulba.inference.program import cut
+from sebulba.learners import TRAJECTORY_AXES, assemble, concatenate
 from sebulba.runtime.queues import TrajectoryQueue
+from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import ThreadGroup
-from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
+from sebulba.types import (
+    ActorOutput,
+    ArraySpec,
+    DiscreteSpec,
+    EnvSpec,
+    Timestep,
+    Trajectory,
+    Unroll,
+)
 
 B, T = 4, 5
 
@@ -126,8 +131,7 @@ class Rig:
         devices: int = 1,
         params: Any = None,
         key: int = 0,
-        first_unroll: int = 0,
-        version_of: Callable[[int], int | None] = lambda unroll: None,
+        schedule: Schedule | None = None,
         program: ActorProgram | None = None,
     ) -> None:
         self.topology = Topology.split(1, jax.devices()[:devices])
@@ -137,22 +141,17 @@ class Rig:
         self.publish(0, params)
         self.queue: TrajectoryQueue[Unroll] = TrajectoryQueue(1, 1)
         self.program = program or make_program(
-            agent or Telltale(), self.env.spec, len(self.topology.learners)
+            agent or Telltale(), self.env.spec, self.topology.learners
         )
         self.program.warm_up(self.slot.newest().params, (), self.device)
         self.actor = Actor(
-            name="actor-0",
             lane=0,
             make_env=lambda: self.env,
             program=self.program,
             slot=self.slot,
             queue=self.queue,
-            device=self.device,
-            learners=self.topology.learners,
+            schedule=schedule or in_turn(),
             key=jax.random.key(key),
-            first_unroll=first_unroll,
-            version_of=version_of,
-            unroll_length=T,
         )
 
     def publish(self, version: int, params: Any = None) -> None:
@@ -175,8 +174,8 @@ class Rig:
             return [get() for _ in range(count)]
 
 
-def make_program(agent: Any, spec: EnvSpec, parts: int = 1) -> ActorProgram:
-    return ActorProgram(agent, spec, T, parts, explore=None)
+def make_program(agent: Any, spec: EnvSpec, learners: Sequence[jax.Device] = ()) -> ActorProgram:
+    return ActorProgram(agent, spec, T, learners or jax.devices()[:1])
 
 
 @functools.cache
@@ -184,9 +183,14 @@ def telltale() -> ActorProgram:
     return make_program(Telltale(), Scripted().spec)
 
 
+def in_turn(first: int = 0) -> Schedule:
+    """Every unroll of the one actor is a turn, from number ``first`` on."""
+    return Schedule(lanes=1, per_turn=1, first_turn=first, lag="any")
+
+
 def whole(unroll: Unroll) -> Trajectory:
     """The unroll's trajectory on the host."""
-    return concatenate(jax.device_get(unroll.parts))
+    return concatenate(jax.device_get(unroll.shards))
 
 
 def test_an_action_pairs_with_what_came_of_it() -> None:
@@ -267,11 +271,13 @@ def test_replay_from_the_initial_state_reproduces_the_actor() -> None:
 def test_one_version_acts_for_a_whole_unroll_and_travels_with_it() -> None:
     asked = []
 
-    def version_of(unroll: int) -> int:
-        asked.append(unroll)
-        return unroll // 2
+    class Recorded(Schedule):
+        def version_of(self, lane: int, unroll: int) -> int | None:
+            asked.append(unroll)
+            return super().version_of(lane, unroll)
 
-    rig = Rig(program=telltale(), version_of=version_of)
+    two_unrolls = Recorded(lanes=1, per_turn=2, first_turn=0, lag="0")
+    rig = Rig(program=telltale(), schedule=two_unrolls)
     rig.publish(1)
     with rig.running() as get:
         unrolls = [get() for _ in range(4)]
@@ -340,7 +346,7 @@ def test_random_numbers_depend_on_the_actor_the_unroll_and_the_step() -> None:
 
 def test_a_resumed_actor_goes_on_with_its_random_numbers() -> None:
     numbers = noise(Rig(program=telltale()).collect(4))
-    resumed = noise(Rig(program=telltale(), first_unroll=2).collect(2))
+    resumed = noise(Rig(program=telltale(), schedule=in_turn(2)).collect(2))
     np.testing.assert_array_equal(resumed, numbers[2:])
 
 
@@ -351,18 +357,18 @@ def test_an_actor_says_where_its_time_went() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
-def test_each_learner_device_gets_its_part_of_the_environments(devices: int) -> None:
+def test_each_learner_device_gets_its_shard_of_the_environments(devices: int) -> None:
     rig = Rig(devices=devices)
     learners = rig.topology.learners
     for unroll in rig.collect(2):
-        assert len(unroll.parts) == len(learners)
-        for part, device in zip(unroll.parts, learners, strict=True):
-            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(part))
-            assert part.timestep.first.shape == (T + 1, B // len(learners))
-            assert part.actor.action.shape == (T, B // len(learners))
-            assert part.initial_state.shape == (B // len(learners),)
-        envs_of_parts = [part.timestep.observation[0, :, 0] for part in unroll.parts]
-        np.testing.assert_array_equal(np.concatenate(envs_of_parts), np.arange(B))
+        assert len(unroll.shards) == len(learners)
+        for shard, device in zip(unroll.shards, learners, strict=True):
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(shard))
+            assert shard.timestep.first.shape == (T + 1, B // len(learners))
+            assert shard.actor.action.shape == (T, B // len(learners))
+            assert shard.initial_state.shape == (B // len(learners),)
+        envs_of_shards = [shard.timestep.observation[0, :, 0] for shard in unroll.shards]
+        np.testing.assert_array_equal(np.concatenate(envs_of_shards), np.arange(B))
 
 
 def test_the_environment_is_closed_and_a_failure_says_where_it_was() -> None:
@@ -372,7 +378,7 @@ def test_the_environment_is_closed_and_a_failure_says_where_it_was() -> None:
                 raise OSError("the game crashed")
             return super().step(action)
 
-    rig = Rig(program=telltale(), env=Failing(), first_unroll=7)
+    rig = Rig(program=telltale(), env=Failing(), schedule=in_turn(7))
     with pytest.raises(OSError, match="crashed") as error, rig.running() as get:
         for _ in range(3):
             get()
@@ -418,20 +424,19 @@ def check_equal(one: Any, other: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_split_concatenate_and_assemble_round_trip(parts: int) -> None:
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_cut_concatenate_and_assemble_round_trip(learners: int) -> None:
     original = trajectory()
-    pieces = split(original, parts)
-    assert len(pieces) == parts
-    check_equal(concatenate(pieces), original)
-    topology = Topology.split(1, jax.devices()[: parts + 1])
-    placed = [jax.device_put(p, d) for p, d in zip(pieces, topology.learners, strict=True)]
+    shards = cut(original, learners)
+    assert len(shards) == learners
+    check_equal(concatenate(shards), original)
+    topology = Topology.split(1, jax.devices()[: learners + 1])
+    placed = [jax.device_put(s, d) for s, d in zip(shards, topology.learners, strict=True)]
     joined = assemble(placed, TRAJECTORY_AXES, topology)
     check_equal(joined, original)
     for leaf, axis in ((joined.timestep.first, 1), (joined.initial_state[0], 0)):
-        assert len(leaf.addressable_shards) == parts
-        assert leaf.sharding.shard_shape(leaf.shape)[axis] == 8 // parts
-    shards = [
-        shard.data.unsafe_buffer_pointer() for shard in joined.actor.action.addressable_shards
-    ]
-    assert shards == [part.actor.action.unsafe_buffer_pointer() for part in placed]
+        assert len(leaf.addressable_shards) == learners
+        assert leaf.sharding.shard_shape(leaf.shape)[axis] == 8 // learners
+    # Nothing is copied.
+    joined_at = [s.data.unsafe_buffer_pointer() for s in joined.actor.action.addressable_shards]
+    assert joined_at == [shard.actor.action.unsafe_buffer_pointer() for shard in placed]

@@ -9,8 +9,7 @@ import pytest
 from whole_runs import on, tiny
 
 import sebulba
-from sebulba import envs
-from sebulba.config import ConfigError
+from sebulba import ConfigError, envs
 from sebulba.inference.check import check_timestep
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 

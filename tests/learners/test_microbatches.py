@@ -1,4 +1,4 @@
-"""In how many pieces an update is dispatched where the config leaves it open."""
+"""In how many microbatches the gradient is computed where the config leaves it open."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from sebulba import presets
-from sebulba.agents import distributions
-from sebulba.agents.reference import PolicyAgent
-from sebulba.config import Config, VTraceConfig
-from sebulba.devices.topology import Topology
-from sebulba.learners import VTraceLearner, make_optimizer, num_pieces
+from sebulba import Config, Topology, algorithms, presets
+from sebulba.learners import R2D2Learner, VTraceLearner, make_optimizer
+from sebulba.learners.microbatches import fitting_the_cache
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -28,7 +25,7 @@ def changed(preset: str, **changes: Any) -> Config:
 
 
 def on(learners: int, platform: str = "cpu") -> Any:
-    """What num_pieces asks of a topology."""
+    """What ``fitting_the_cache`` asks of a topology."""
     device = SimpleNamespace(platform=platform)
     mesh = SimpleNamespace(devices=np.array([device] * learners))
     return SimpleNamespace(learners=(device,) * learners, mesh=mesh)
@@ -48,31 +45,38 @@ def on(learners: int, platform: str = "cpu") -> Any:
         (changed("vtrace-pong"), 1, 1),  # 8 x 11 frames
         (changed("vtrace-atari-shallow", network_core="lstm"), 1, 1),
         (changed("vtrace-cartpole", envs_per_actor=512, batch_size=512), 1, 1),
-        (changed("r2d2-atari-small"), 1, 1),
     ],
 )
-def test_images_on_a_cpu_are_learned_in_pieces_of_the_cache(
+def test_images_on_a_cpu_are_learned_in_parts_that_the_cache_holds(
     config: Config, learners: int, expected: int
 ) -> None:
-    assert num_pieces(config, on(learners)) == expected
+    assert fitting_the_cache(config, on(learners)) == expected
     for platform in ("gpu", "tpu"):
-        assert num_pieces(config, on(learners, platform)) == 1
-        for pieces in (1, 2):
-            given = dataclasses.replace(config, num_microbatches=pieces)
-            assert num_pieces(given, on(learners, platform)) == pieces
+        assert fitting_the_cache(config, on(learners, platform)) == 1
 
 
-def test_the_learner_takes_so_many() -> None:
-    config = changed("vtrace-atari-shallow")
-    assert isinstance(config, VTraceConfig)
+@pytest.mark.parametrize(
+    ("preset", "given", "expected"),
+    [
+        ("vtrace-atari-shallow", None, 4),
+        ("vtrace-atari-shallow", 1, 1),
+        ("vtrace-atari-shallow", 8, 8),
+        ("r2d2-atari-small", None, 1),
+        ("r2d2-atari-small", 2, 2),
+    ],
+)
+def test_a_learner_takes_what_is_given_or_else_its_own_choice(
+    preset: str, given: int | None, expected: int
+) -> None:
+    config = changed(preset, num_microbatches=given)
     spec = EnvSpec(ArraySpec((84, 84), np.dtype(np.uint8)), DiscreteSpec(3), 16)
-    policy = distributions.make(spec.action)
-    agent = PolicyAgent(config.network, spec, policy)
-    optimizer = make_optimizer(config.optimizer, 1)
-    for given, expected in ((None, 4), (1, 1), (8, 8)):
-        learner = VTraceLearner(
-            dataclasses.replace(config, num_microbatches=given),
-            *(agent, policy, optimizer),
-            Topology.split(1, jax.devices()[:1]),
-        )
-        assert len(learner.synchronized._indices) == expected
+    algorithm = algorithms.of(config)
+    learner = algorithm.make_learner(
+        config,
+        algorithm.make_agent(config, spec, "training"),
+        spec,
+        make_optimizer(config.optimizer, 1),
+        Topology.split(1, jax.devices()[:1]),
+    )
+    assert isinstance(learner, VTraceLearner | R2D2Learner)
+    assert learner.synchronized._num_microbatches == expected

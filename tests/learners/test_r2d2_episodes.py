@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from r2d2_parts import AGENT, CONFIG, SPEC, make_env, make_learner, params
+from r2d2_parts import AGENT, CONFIG, SPEC, loss, make_env, params
 
 from sebulba import R2D2Config, algorithms, losses
 from sebulba.inference import epsilon_ladder
@@ -23,7 +23,7 @@ from sebulba.types import Timestep
 def test_the_ladder_is_over_the_environments_of_all_hosts() -> None:
     hosts, lanes, num_envs = 2, 3, 4
     total = hosts * lanes * num_envs
-    exploration = algorithms.make_exploration(R2D2Config(), total)
+    exploration = algorithms.R2D2.make_exploration(R2D2Config(), total)
     assert exploration is not None
     expected = [0.4 ** (1 + 7 * i / (total - 1)) for i in range(total)]
     actors = [exploration.of_actor(number, num_envs) for number in range(hosts * lanes)]
@@ -32,10 +32,12 @@ def test_the_ladder_is_over_the_environments_of_all_hosts() -> None:
     np.testing.assert_allclose(epsilon_ladder(1), [0.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("greedy", "share"), [(False, 0.3), (True, 0.0)])
-def test_evaluation_explores_by_its_own_epsilon(greedy: bool, share: float) -> None:
+@pytest.mark.parametrize(
+    ("acts", "share"), [("evaluating", 0.3), ("greedily", 0.0), ("training", 0.0)]
+)
+def test_evaluation_explores_by_its_own_epsilon(acts: algorithms.Acts, share: float) -> None:
     config = dataclasses.replace(CONFIG, evaluation_epsilon=0.3)
-    agent = algorithms.make_agent(config, SPEC, acts="greedily" if greedy else "evaluating")
+    agent = algorithms.R2D2.make_agent(config, SPEC, acts)
     env = make_env(2000)
     output, _ = jax.jit(agent.act)(
         params(), jax.random.key(0), env.reset(), agent.initial_state(2000)
@@ -81,8 +83,6 @@ def two_episodes(discount: float, seed: int, last: int = 0) -> ReplayBatch:
 
 @functools.cache
 def compiled_errors() -> Any:
-    learner = make_learner()
-
     def errors(batch: ReplayBatch) -> jax.Array:
         found = []
         with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def compiled_errors() -> Any:
                 return found[0]
 
             patch.setattr(losses, "n_step_double_q", spy)
-            learner.loss(params(), params(seed=5), batch)
+            loss(params(), params(seed=5), batch)
         return found[0].td_errors[:, 0]
 
     return jax.jit(errors)

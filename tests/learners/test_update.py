@@ -12,14 +12,20 @@ import numpy as np
 import optax
 import pytest
 
+from sebulba import Behavior, NetworkConfig, OptimizerConfig, PolicyAgent, Topology, VTraceConfig
 from sebulba.agents import distributions
-from sebulba.agents.reference import Behavior, PolicyAgent
-from sebulba.config import NetworkConfig, OptimizerConfig, VTraceConfig
-from sebulba.devices.topology import Topology
-from sebulba.inference.program import split
-from sebulba.learners import Delivery, VTraceLearner, count_turn, make_optimizer
-from sebulba.learners.base import TRAJECTORY_AXES, assemble
-from sebulba.types import ActorOutput, ArraySpec, DiscreteSpec, EnvSpec, Timestep, Trajectory
+from sebulba.devices.compiler import inspect
+from sebulba.inference.program import cut
+from sebulba.learners import TRAJECTORY_AXES, VTraceLearner, assemble, make_optimizer
+from sebulba.types import (
+    ActorOutput,
+    ArraySpec,
+    DiscreteSpec,
+    EnvSpec,
+    Timestep,
+    Trajectory,
+    Unroll,
+)
 
 T, B = 5, 8
 SPEC = EnvSpec(ArraySpec((3,), np.dtype(np.float32)), DiscreteSpec(3), B)
@@ -43,7 +49,7 @@ def make_learner(learners: int = 1, **changes: Any) -> VTraceLearner:
     config = dataclasses.replace(CONFIG, **changes)
     agent = PolicyAgent(config.network, SPEC, POLICY)
     optimizer = make_optimizer(config.optimizer, 100)
-    return VTraceLearner(config, agent, POLICY, optimizer, topology(learners))
+    return VTraceLearner(config, agent, SPEC, optimizer, topology(learners))
 
 
 def random_trajectory(seed: int = 0, batch: int = B) -> Trajectory:
@@ -64,14 +70,19 @@ def random_trajectory(seed: int = 0, batch: int = B) -> Trajectory:
     return Trajectory(timestep, ActorOutput(action, behavior), state)
 
 
-def deliver(trajectory: Trajectory, learners: int) -> Delivery:
-    parts = split(jax.tree.map(jnp.asarray, trajectory), learners)
-    devices = topology(learners).learners
-    return Unroll(0, [jax.device_put(p, d) for p, d in zip(parts, devices, strict=True)])
+def unroll_of(trajectory: Trajectory, learners: int) -> Unroll:
+    shards = zip(cut(trajectory, learners), topology(learners).learners, strict=True)
+    return Unroll(0, [jax.device_put(shard, device) for shard, device in shards])
+
+
+def assembled(trajectory: Trajectory, learners: int) -> Trajectory:
+    shards = unroll_of(trajectory, learners).shards
+    whole: Trajectory = assemble(shards, TRAJECTORY_AXES, topology(learners))
+    return whole
 
 
 def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Trajectory) -> Any:
-    assert learner.add([deliver(trajectory, learners) for trajectory in trajectories]) == 1
+    assert learner.add([unroll_of(trajectory, learners) for trajectory in trajectories]) == 1
     return learner.update(state)
 
 
@@ -89,9 +100,8 @@ def relative(one: Any, other: Any) -> float:
 def gradient_on(learners: int) -> Any:
     learner = make_learner(learners)
     params = learner.init(jax.random.key(1)).params
-    parts = deliver(random_trajectory(), learners).parts
-    batch = (assemble(parts, TRAJECTORY_AXES, topology(learners)),)
-    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params, (), batch)
+    batch = (assembled(random_trajectory(), learners),)
+    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params, batch, ())
     return jax.device_get((gradient, logs))
 
 
@@ -100,9 +110,9 @@ def whole_gradient() -> Any:
     """By jax.grad of the loss on the whole batch, with no device told apart."""
     learner = make_learner()
     params = learner.init(jax.random.key(1)).params
-    batch = (jax.tree.map(jnp.asarray, random_trajectory()),)
-    gradient, output = jax.jit(jax.grad(learner.loss, has_aux=True))(params, (), batch)
-    return jax.device_get((gradient, output.logs))
+    value_and_grad = jax.jit(jax.value_and_grad(learner.loss, has_aux=True))
+    (loss, logs), gradient = value_and_grad(params, random_trajectory())
+    return jax.device_get((gradient, {"loss": loss, **logs}))
 
 
 @pytest.mark.parametrize("learners", [1, 2, 4])
@@ -129,31 +139,31 @@ def test_parameters_stay_bit_identical_on_every_learner_device() -> None:
         assert copies[0].shape == leaf.shape
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_the_compiled_update_reduces_and_never_gathers(pieces: int) -> None:
-    learner = make_learner(4, num_microbatches=pieces)
+@pytest.mark.parametrize(
+    ("microbatches", "expected"), [(1, [(1, True)]), (2, [(2, True), (1, False)])]
+)
+def test_the_compiled_update_reduces_and_never_gathers(
+    microbatches: int, expected: list[tuple[int, bool]]
+) -> None:
+    learner = make_learner(4, num_microbatches=microbatches)
     state = learner.init(jax.random.key(1))
-    batch = (assemble(deliver(random_trajectory(), 4).parts, TRAJECTORY_AXES, topology(4)),)
-    synchronized = learner.synchronized
-    if pieces == 1:
-        lowered = synchronized._whole.lower(state, (), batch)
-    else:
-        index = synchronized._indices[0]
-        lowered = synchronized._piece.lower(state.params, (), None, batch, index)
-    text = lowered.compile().as_text()
-    assert "all-reduce" in text
-    for other in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
-        assert other not in text, other
+    batch = (assembled(random_trajectory(), 4),)
+    found = []
+    for program, times in learner.synchronized.lower(state, batch):
+        collectives = set(inspect(program).collectives)
+        assert collectives <= {"all-reduce"}
+        found.append((times, bool(collectives)))
+    assert found == expected
 
 
-@pytest.mark.parametrize(("learners", "pieces"), [(1, 2), (1, 8), (2, 4)])
-def test_accumulated_gradients_are_the_whole(learners: int, pieces: int) -> None:
-    whole, accumulating = make_learner(1), make_learner(learners, num_microbatches=pieces)
+@pytest.mark.parametrize(("learners", "microbatches"), [(1, 2), (1, 8), (2, 4)])
+def test_the_gradient_in_microbatches_is_the_whole(learners: int, microbatches: int) -> None:
+    whole, in_parts = make_learner(1), make_learner(learners, num_microbatches=microbatches)
     before = on_host(whole.init(jax.random.key(1)).params)
     state, logs = update(whole, whole.init(jax.random.key(1)), 1, random_trajectory())
     expected = on_host(state.params) - before
     state, got_logs = update(
-        accumulating, accumulating.init(jax.random.key(1)), learners, random_trajectory()
+        in_parts, in_parts.init(jax.random.key(1)), learners, random_trajectory()
     )
     got = on_host(state.params) - before
     assert np.linalg.norm(expected) > 1e-2
@@ -165,24 +175,13 @@ def test_accumulated_gradients_are_the_whole(learners: int, pieces: int) -> None
 
 
 def test_several_lanes_are_one_batch() -> None:
-    halves = split(jax.tree.map(jnp.asarray, random_trajectory()), 2)
+    halves = cut(random_trajectory(), 2)
     learner = make_learner(2, envs_per_actor=B // 2)
     state, logs = update(learner, learner.init(jax.random.key(1)), 2, *halves)
     one = make_learner(1)
     expected, expected_logs = update(one, one.init(jax.random.key(1)), 1, random_trajectory())
     assert relative(state.params, expected.params) < 1e-5
     assert float(logs["loss"]) == pytest.approx(float(expected_logs["loss"]), rel=1e-5)
-
-
-@pytest.mark.parametrize("learners", [1, 2, 4])
-def test_steps_are_the_real_ones(learners: int) -> None:
-    """The step from the end of an episode to the start of the next is none."""
-    trajectories = [random_trajectory(seed) for seed in range(2)]
-    deliveries = [deliver(trajectory, learners) for trajectory in trajectories]
-    steps = count_turn(deliveries, False, topology(learners)).steps
-    real = sum(int((~trajectory.timestep.first[1:]).sum()) for trajectory in trajectories)
-    assert int(steps) == real < 2 * T * B
-    assert steps.dtype == np.int32
 
 
 @functools.cache
@@ -193,8 +192,8 @@ def compiled_loss(**changes: Any) -> Any:
 
 def loss(trajectory: Trajectory, **changes: Any) -> dict[str, float]:
     function, params = compiled_loss(**changes)
-    _, output = function(params, (), (trajectory,))
-    return {name: float(value) for name, value in output.logs.items()}
+    total, logs = function(params, trajectory)
+    return {"loss": float(total), **{name: float(value) for name, value in logs.items()}}
 
 
 def test_losses_are_means_over_all_elements() -> None:
@@ -202,7 +201,7 @@ def test_losses_are_means_over_all_elements() -> None:
     trajectory = random_trajectory()
     masked = trajectory.timestep.first[1:].sum(axis=0)
     assert masked.min() == 0 and masked.max() > 2
-    columns = [loss(column) for column in split(jax.tree.map(jnp.asarray, trajectory), B)]
+    columns = [loss(column) for column in cut(trajectory, B)]
     for name, value in loss(trajectory).items():
         assert value == pytest.approx(np.mean([column[name] for column in columns]), rel=1e-4), name
 
@@ -230,10 +229,10 @@ def test_rewards_are_scaled_then_clipped_for_learning_only() -> None:
     assert loss(trajectory, reward_scale=0.5)["loss"] != loss(trajectory)["loss"]
 
     learner = make_learner(1, reward_clip=1.0)
-    delivery = deliver(trajectory, 1)
-    learner.add([delivery])
+    unroll = unroll_of(trajectory, 1)
+    learner.add([unroll])
     learner.update(learner.init(jax.random.key(1)))
-    np.testing.assert_array_equal(delivery.parts[0].timestep.reward, rewards)
+    np.testing.assert_array_equal(unroll.shards[0].timestep.reward, rewards)
 
 
 def test_costs_weigh_the_terms() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sebulba.inference import Unroll
 from sebulba.metrics import meter as meter_module
 from sebulba.metrics.meter import Meter
+from sebulba.types import Unroll
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def unroll(version: int, episodes: Any = (), **seconds: float) -> Unroll:
-    return Unroll([], version, list(episodes), seconds)
+    return Unroll(0, [], version, list(episodes), seconds)
 
 
 def test_counts_and_rates(clock: Clock) -> None:
@@ -125,9 +125,7 @@ def test_a_resumed_meter_goes_on(clock: Clock) -> None:
     count = first.count()
     assert count == {"steps": 57, "episodes": 3, "seconds": 3}
     clock.now += 100
-    second = Meter(
-        1, 1, steps=int(count["steps"]), episodes=int(count["episodes"]), seconds=count["seconds"]
-    )
+    second = Meter(1, 1, counts=count)
     second.add_steps(np.int32(10))
     clock.now += 2
     row = second.row(2)

@@ -128,7 +128,7 @@ def test_no_value_is_too_odd(missing: str, bad: float | None) -> None:
     for row in (absent, absent | dict.fromkeys(keys, bad)):
         for total_steps in (0, 10_000):
             display._line(row, total_steps)
-            display._panel(row, total_steps, "title", "")
+            display._panel(row, total_steps, "title", display._History(limit=48), 100)
 
 
 def test_a_terminal_gets_a_panel() -> None:
@@ -137,7 +137,7 @@ def test_a_terminal_gets_a_panel() -> None:
     text = plain(printed)
     for part in ("cartpole", "25.0% of 10,000 steps", "187.5", "0:01:23", "policy_loss -0.5"):
         assert part in text
-    assert "1.25 (at most 3)" in text
+    assert "1.25 (max 3)" in text
     assert "a [note]" in text
 
 
@@ -149,9 +149,53 @@ def test_the_terminal_is_left_clean(then: str) -> None:
     assert printed.endswith(("\n", "\x1b[?25h"))
 
 
-def test_the_panel_fits_a_narrow_terminal() -> None:
-    printed, _ = on_a_terminal("pass", columns=40)
-    assert max(len(line) for line in plain(printed).splitlines()) <= 40
+@pytest.mark.parametrize(
+    ("columns", "width"), [(120, 100), (100, 100), (80, 80), (60, 60), (40, 40)]
+)
+def test_the_panel_fits_the_terminal_and_every_name_has_its_value(columns: int, width: int) -> None:
+    printed, _ = on_a_terminal("pass", columns=columns)
+    lines = plain(printed).splitlines()
+    assert max(map(len, lines)) == width
+    for name, value in {
+        "return": "187.5",
+        "length": "42",
+        "lag": r"1.25 \(max 3\)",
+        "steps/s": "250",
+        "frames/s": "1,000",
+        "elapsed": "0:01:23",
+        "left": "0:00:30",
+        "policy_loss": "-0.5",
+    }.items():
+        assert re.search(rf"{name} +{value} ", "\n".join(lines))
+
+
+def test_what_a_terminal_prints_for_ctrl_c_leaves_no_border_behind() -> None:
+    # The terminal prints ^C where the cursor is, which moves to a new line where that one is full.
+    for columns in (60, 100):
+        then = "__import__('os').write(1, b'^C'); progress._due = 0; progress.update(row)"
+        screen = on_screen(on_a_terminal(then, columns)[0], columns)
+        assert [line[0] for line in screen if line[:1] in ("╭", "╰")] == ["╭", "╰"]
+        assert "^C" not in "".join(screen)
+
+
+def on_screen(printed: str, columns: int) -> list[str]:
+    """The lines that a terminal shows, tall enough to never scroll."""
+    lines, row, column = [""] * 100, 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]", printed):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith("\x1b"):
+            if column == columns:
+                row, column = row + 1, 0
+            lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + 1 :]
+            column += 1
+    return lines
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +204,13 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(display._view(10, "title"), display._Lines)
 
 
-def test_signal_handlers_stay() -> None:
+def test_signal_handlers_stay_and_no_thread_is_started() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGWINCH)
+    threads = threading.enumerate()
     with Progress(10_000, "cartpole") as progress:
         progress.update(ROW)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGWINCH)) == before
-        assert threading.active_count() == 1
+        assert not set(threading.enumerate()) - set(threads)
 
 
 def test_the_sparkline_spans_the_whole_series() -> None:
@@ -174,16 +219,18 @@ def test_the_sparkline_spans_the_whole_series() -> None:
         history.add(float(value))
         history.add(None)
         history.add(float("nan"))
-    line = history.sparkline()
+    line = history.sparkline(48)
     assert 24 <= len(line) <= 48
     assert line[0] == "▁" and line[-1] == "█"
     assert list(line) == sorted(line)
     assert line[len(line) // 2] in "▄▅", "a straight series is half way up in its middle"
+    short = history.sparkline(10)
+    assert 5 <= len(short) <= 10 and short[-1] == "█" and list(short) == sorted(short)
 
 
 def test_a_flat_series_has_a_flat_sparkline() -> None:
     history = display._History(limit=48)
-    assert history.sparkline() == ""
+    assert history.sparkline(48) == ""
     history.add(3.0)
     history.add(3.0)
-    assert history.sparkline() == "▁▁"
+    assert history.sparkline(48) == "▁▁"

@@ -16,19 +16,17 @@ from paths import ROOT
 from rich.console import Console
 
 import sebulba
-from sebulba import presets
+from sebulba import Config, ConfigError, NetworkConfig, R2D2Config, Topology, algorithms, presets
 from sebulba.cli import plan_table
 from sebulba.cli.main import main
-from sebulba.config import Config, ConfigError, NetworkConfig, R2D2Config
 from sebulba.devices import placement, tpu_slices
 from sebulba.devices.compiler import Program, find_collectives, inspect, reason
-from sebulba.devices.topology import Topology
 from sebulba.learners import SynchronizedUpdate
-from sebulba.planning import lowering as programs
 from sebulba.planning import plan
+from sebulba.planning.lowering import Lowered, lower
 from sebulba.planning.plan import Row
 from sebulba.planning.roofline import Estimate, Machine, estimate
-from sebulba.runners import training
+from sebulba.runners.environments import default_make_env, probe
 
 RESULTS = ROOT / "benchmarks" / "results" / "tpu_compile.json"
 NEEDS_LIBTPU = "needs the TPU compiler: pip install 'sebulba[tpu]'"
@@ -104,11 +102,8 @@ def test_unknown_slices_get_the_list() -> None:
 # Programs: the same arrays as a run's
 
 
-@dataclasses.dataclass
-class Seen:
-    """What the first update of a run was called with."""
-
-    shapes: Any = None
+class Called(Exception):
+    """The first update of a run; its argument is what it was called with."""
 
 
 def shapes(tree: Any) -> Any:
@@ -121,66 +116,65 @@ def tiny(preset: str, **changes: Any) -> Config:
         total_steps=300,
         envs_per_actor=4,
         batch_size=8,
-        num_inference_devices=2,
-        network=NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8),
-        **changes,
+        num_inference_devices=1,
+        network=NetworkConfig(hidden_sizes=(8,)),
     )
     if isinstance(config, R2D2Config):
         config = dataclasses.replace(
             config,
             batch_size=4,
+            network=NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8),
             replay=dataclasses.replace(config.replay, capacity=64, min_size=4),
         )
-    return config
+    return dataclasses.replace(config, **changes)
+
+
+def lowered(config: Config, topology: Topology) -> Lowered:
+    return lower(algorithms.of(config), config, probe(default_make_env(config)), topology)
 
 
 @pytest.mark.parametrize("preset", ["vtrace-catch", "r2d2-catch"])
 def test_the_plan_compiles_what_a_run_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(preset)
-    topology = Topology.split(2, jax.devices()[:4])
-    seen = Seen()
-    call = SynchronizedUpdate.__call__
+    topology = Topology.split(1, jax.devices()[:3])
 
     def spy(self: SynchronizedUpdate, state: Any, batch: Any, fixed: Any = ()) -> Any:
-        seen.shapes = seen.shapes or shapes((state, fixed, batch))
-        return call(self, state, batch, fixed)
+        raise Called(shapes((state, batch, fixed)))
 
     monkeypatch.setattr(SynchronizedUpdate, "__call__", spy)
-    sebulba.train(config, topology=topology, progress=False)
-    spec = training.probe(training.default_make_env(config))
-    lowered = programs.lower(config, spec, topology)
-    ((update, times),) = lowered.update
+    with pytest.raises(Called) as called:
+        sebulba.train(config, topology=topology, progress=False)
+    programs = lowered(config, topology)
+    ((update, times),) = programs.update
     assert times == 1
-    assert shapes(update.args_info[0]) == seen.shapes
+    assert shapes(update.args_info[0]) == called.value.args[0]
     program = inspect(update)
     assert set(program.collectives) == {"all-reduce"}
     params = jax.tree.leaves(update.args_info[0][0].params)
     numbers = sum(math.prod(leaf.shape) for leaf in params)
     # Gradients, and a few scalars of the logs.
     assert 4 * numbers <= program.all_reduce_bytes <= 4 * numbers + 100
-    assert inspect(lowered.act).flops > 0
+    assert inspect(programs.act).flops > 0
 
 
-def test_an_update_in_pieces() -> None:
+def test_an_update_in_microbatches() -> None:
     config = tiny("vtrace-catch", num_microbatches=2)
-    topology = Topology.split(2, jax.devices()[:4])
-    lowered = programs.lower(config, training.probe(training.default_make_env(config)), topology)
-    assert [times for _, times in lowered.update] == [1, 1, 1]
-    first, second, last = (inspect(program) for program, _ in lowered.update)
-    assert first.all_reduce_bytes == second.all_reduce_bytes > 0 == last.all_reduce_bytes
+    programs = lowered(config, Topology.split(1, jax.devices()[:3]))
+    assert [times for _, times in programs.update] == [2, 1]
+    gradient, rest = (inspect(program) for program, _ in programs.update)
+    assert gradient.all_reduce_bytes > 0 == rest.all_reduce_bytes
 
 
 def test_replay_on_the_device_takes_memory() -> None:
     config = tiny("r2d2-catch")
     assert isinstance(config, R2D2Config)
-    topology = Topology.split(2, jax.devices()[:4])
-    spec = training.probe(training.default_make_env(config))
-    assert programs.lower(config, spec, topology).replay_bytes == 0
-    replay = dataclasses.replace(config.replay, placement="device", capacity=1000)
+    topology = Topology.split(1, jax.devices()[:3])
+    assert lowered(config, topology).replay_bytes == 0
+    replay = dataclasses.replace(config.replay, storage="device", capacity=1000)
     on_device = dataclasses.replace(config, replay=replay)
     step = 4 * (10 * 5 + 3 + 1)  # Board, reward, discount, action; in float32 and int32.
     least = step * config.unroll_length * 1000 // 2
-    assert programs.lower(on_device, spec, topology).replay_bytes > least
+    assert lowered(on_device, topology).replay_bytes > least
 
 
 # Reading the compiler
@@ -226,10 +220,9 @@ UPDATE = Program(flops=1e6, bytes=9e9, hbm=1, all_reduce_bytes=10**9, collective
 
 
 def test_rates_by_hand() -> None:
-    config = dataclasses.replace(presets.get("vtrace-catch"), envs_per_actor=32, batch_size=64)
     topology = Topology.split(4, jax.devices())
     machine = Machine(tpu_slices.parse("v3-8"), frame_skip=4, steps_per_core=1000.0)
-    rates = estimate(config, topology, machine, ACT, UPDATE, 0)
+    rates = estimate(32, 64 * 20, topology, machine, ACT, UPDATE)
     assert rates.act_seconds == pytest.approx(1e-3)  # 61.5 G of 61.5 T operations/s.
     # 9 GB of 450 GB/s; and 3/4 of 1 GB twice over 140 GB/s.
     assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140)
@@ -241,33 +234,13 @@ def test_rates_by_hand() -> None:
     assert rates.cores_per_host == pytest.approx(rates.learning / 4 / 1000)
 
 
-def test_averaging_over_hosts_takes_their_network() -> None:
-    """Within the host over ICI, and the gradient, twice, but for a quarter, over the hosts'."""
-    config = presets.get("vtrace-catch")
-    topology = dataclasses.replace(Topology.split(4, jax.devices(), averaging="hosts"), num_hosts=4)
-    machine = Machine(tpu_slices.parse("v3-32"), 1, 1e9)
-    rates = estimate(config, topology, machine, ACT, UPDATE, 10**9)
-    assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140 + 1.5 / 12.5)
-    assert rates.update_bound == "hosts' network"
-
-
 def test_shared_devices_do_both_in_turn() -> None:
-    config = presets.get("vtrace-catch")
+    num_envs, steps = 32, 640
     machine = Machine(tpu_slices.parse("v3-8"), 1, 1e9)
-    rates = estimate(config, Topology.shared(jax.devices()), machine, ACT, UPDATE, 0)
-    steps = config.batch_size * config.unroll_length
-    act_calls = steps / (8 * config.envs_per_actor)
+    rates = estimate(num_envs, steps, Topology.shared(jax.devices()), machine, ACT, UPDATE)
+    act_calls = steps / (8 * num_envs)
     seconds = rates.update_seconds + act_calls * rates.act_seconds
     assert rates.acting == rates.learning == pytest.approx(steps / seconds)
-
-
-def test_r2d2_updates_as_often_as_the_replay_ratio_says() -> None:
-    config = presets.get("r2d2-atari")
-    assert isinstance(config, R2D2Config)
-    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e9)
-    rates = estimate(config, Topology.split(4, jax.devices()), machine, ACT, UPDATE, 0)
-    # 64 sequences for each 80 inserted, each of which took 40 steps.
-    assert rates.learning == pytest.approx(80 * 40 / rates.update_seconds)
 
 
 A, B, SHARED = "a0-l1,2,3", "a0,1-l2,3", "a0,1,2,3-l0,1,2,3"
@@ -294,32 +267,24 @@ def test_recommendation() -> None:
 
 
 def test_sensible_layouts() -> None:
+    def layouts(config: Config, num_devices: int = 8) -> list[str]:
+        def fits(learners: int) -> bool:
+            return algorithms.of(config).fits(config, learners)
+
+        return [t.layout for t in plan.sensible(config, fits, jax.devices()[:num_devices])]
+
     config = presets.get("vtrace-atari")
-    layouts = [t.layout for t in plan.sensible(config, jax.devices())]
-    assert layouts == [
+    assert layouts(config) == [
         "a0,1,2,3,4,5-l6,7",
         "a0,1,2,3-l4,5,6,7",
         "a0,1-l2,3,4,5,6,7",
         "a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7",
     ]
     only = dataclasses.replace(config, num_inference_devices=4)
-    layouts = [t.layout for t in plan.sensible(only, jax.devices())]
-    assert layouts == ["a0,1,2,3-l4,5,6,7", "a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7"]
-    assert [t.layout for t in plan.sensible(config, jax.devices()[:1])] == ["a0-l0"]
-
-
-def test_sizes_are_rounded_up_to_what_the_learners_divide() -> None:
-    three = Topology.split(1, jax.devices()[:4])
-    config = dataclasses.replace(presets.get("vtrace-atari"), batch_size=64)
-    fitted = plan.fit(config, three)
-    assert (fitted.envs_per_actor, fitted.batch_size) == (33, 66)
-    assert plan.fit(config, Topology.split(2, jax.devices()[:4])) == config
-    r2d2 = plan.fit(presets.get("r2d2-atari"), three)
-    assert isinstance(r2d2, R2D2Config)
-    assert (r2d2.envs_per_actor, r2d2.batch_size) == (66, 66)
-    pieces = dataclasses.replace(config, envs_per_actor=16, num_microbatches=16)
-    fitted = plan.fit(pieces, Topology.split(2, jax.devices()[:4]))
-    assert (fitted.envs_per_actor, fitted.batch_size) == (32, 128)
+    assert layouts(only) == ["a0,1,2,3-l4,5,6,7", "a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7"]
+    assert layouts(config, num_devices=1) == ["a0-l0"]
+    shared = dataclasses.replace(config, placement="shared")
+    assert layouts(shared) == ["a0,1,2,3,4,5,6,7-l0,1,2,3,4,5,6,7"]
 
 
 # The command
@@ -368,7 +333,7 @@ def run_plan(*words: str) -> dict[str, Any]:
 
 
 def test_a_small_network_on_a_slice_that_refuses_splits() -> None:
-    made = run_plan("vtrace-catch", "--slice", "v5litepod-32", "--num-inference", "2")
+    made = run_plan("vtrace-catch", "--slice", "v5litepod-32", "--num-inference-devices", "2")
     split, shared = made["rows"]
     assert split["layout"] == "a0,1-l2,3" and "limited ICI routing" in split["refused"]
     assert shared["layout"] == "a0,1,2,3-l0,1,2,3" and shared["refused"] is None
@@ -435,7 +400,7 @@ def test_the_results_have_every_slice(preset: str) -> None:
 
 @pytest.mark.slow
 def test_operations_agree_with_a_hand_count() -> None:
-    made = run_plan("vtrace-atari", "--slice", "v3-8", "--num-inference", "4")
+    made = run_plan("vtrace-atari", "--slice", "v3-8", "--num-inference-devices", "4")
     check_against_hand_count(made)
     assert made["recommended"] and "frames/s, bound by" in made["why"]
 

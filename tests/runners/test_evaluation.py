@@ -14,9 +14,17 @@ import pytest
 from whole_runs import on, tiny
 
 import sebulba
-from sebulba import ActorOutput, ConfigError, Evaluation, algorithms, envs
-from sebulba.config import CheckpointConfig, VTraceConfig
+from sebulba import (
+    ActorOutput,
+    CheckpointConfig,
+    ConfigError,
+    Evaluation,
+    VTraceConfig,
+    algorithms,
+    envs,
+)
 from sebulba.rundir.directory import load_config
+from sebulba.runners.environments import with_last_action
 from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
 
 
@@ -114,7 +122,7 @@ def test_environments_are_closed_also_after_a_failure() -> None:
 
 
 def actions_of(greedy: bool, seed: int) -> list[int]:
-    """Actions of a policy with the probabilities 0.4, 0.3 and 0.3, in 4 x 60 steps."""
+    """Actions of a policy with the probabilities 0.3, 0.4 and 0.3, in 32 episodes of Catch."""
     taken: list[int] = []
 
     class Recorded(envs.Catch):
@@ -131,12 +139,11 @@ def actions_of(greedy: bool, seed: int) -> list[int]:
                 taken.extend(np.asarray(action).tolist())
             return super().step(action)
 
-    agent = algorithms.make_agent(
-        tiny(), envs.Catch(1, 0).spec, acts="greedily" if greedy else "evaluating"
-    )
+    acts: algorithms.Acts = "greedily" if greedy else "evaluating"
+    agent = algorithms.VTRACE.make_agent(tiny(), envs.Catch(1, 0).spec, acts)
     params = jax.tree.map(jnp.zeros_like, agent.init(jax.random.key(0)))
     params["PolicyValueHeads_0"]["Dense_0"]["bias"] = jnp.log(jnp.array([0.3, 0.4, 0.3]))
-    sebulba.evaluate(agent, params, Recorded, 24, seed=seed)
+    sebulba.evaluate(agent, params, Recorded, 32, seed=seed)
     return taken
 
 
@@ -164,9 +171,9 @@ def test_a_run_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
 def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
     config = tiny(out=tmp_path, checkpoint=CheckpointConfig(interval=3))
     sebulba.train(config, progress=False, topology=on(1))
-    assert sebulba.evaluate_run(tmp_path, 1, checkpoint=6).update == 6
+    assert sebulba.evaluate_run(tmp_path, 3, checkpoint=6).update == 6
     with pytest.raises(ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*--check"):
-        sebulba.evaluate_run(tmp_path, 1, checkpoint=4)
+        sebulba.evaluate_run(tmp_path, 3, checkpoint=4)
 
 
 def test_a_run_that_wrote_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -177,13 +184,7 @@ def test_a_run_that_wrote_no_checkpoint_is_refused(tmp_path: Path) -> None:
         sebulba.evaluate_run(tmp_path, 1)
 
 
-def test_recurrent_agents_see_their_own_actions(tmp_path: Path) -> None:
-    network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
-    sebulba.train(tiny(out=tmp_path, network=network), progress=False, topology=on(1))
-    assert len(sebulba.evaluate_run(tmp_path, 3, greedy=True).returns) == 3
-
-
-def lstm(**fields: Any) -> sebulba.VTraceConfig:
+def lstm(**fields: Any) -> VTraceConfig:
     network = dataclasses.replace(tiny().network, core="lstm", core_size=4)
     return tiny(network=network, **fields)
 
@@ -201,12 +202,21 @@ class Wrapper:
 
 
 @pytest.mark.parametrize("make_env", [envs.Catch, catch_with_the_last_action, Wrapper])
-def test_an_lstm_sees_the_last_action_of_environments_of_ones_own(make_env: MakeEnv) -> None:
-    result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=make_env)
-    usual = sebulba.train(lstm(), progress=False, topology=on(1))
+def test_environments_have_the_last_action_once_where_there_is_an_lstm(make_env: MakeEnv) -> None:
+    spec = with_last_action(lstm(), make_env)(1, 0).spec
+    assert spec == envs.PreviousAction(envs.Catch(1, 0)).spec
+    assert with_last_action(tiny(), make_env) is make_env
+
+
+def test_an_lstm_sees_the_last_action_also_of_environments_of_ones_own(tmp_path: Path) -> None:
+    usual = sebulba.train(lstm(out=tmp_path), progress=False, topology=on(1))
+    result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=envs.Catch)
     shapes = [jax.tree.map(jnp.shape, params) for params in (result.params, usual.params)]
     assert shapes[0] == shapes[1]
     assert len(sebulba.evaluate(result.agent, result.params, result.make_env, 3).returns) == 3
+    for make_env in (None, envs.Catch):
+        found = sebulba.evaluate_run(tmp_path, 3, greedy=True, make_env=make_env)
+        assert len(found.returns) == 3
 
 
 def test_a_run_in_environments_of_ones_own_is_evaluated_in_them(tmp_path: Path) -> None:
@@ -216,7 +226,7 @@ def test_a_run_in_environments_of_ones_own_is_evaluated_in_them(tmp_path: Path) 
     assert sorted(evaluation.lengths) == [1, 2, 3]
     with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
         sebulba.evaluate_run(tmp_path, 3)
-    again = dataclasses.replace(load_config(tmp_path), resume=True, total_steps=10_000)
+    again = dataclasses.replace(load_config(tmp_path), resume=True, total_steps=400)
     with pytest.raises(ConfigError, match=r"environments of your own.* Give make_env"):
         sebulba.train(again, progress=False, topology=on(1))
     more = sebulba.train(again, progress=False, topology=on(1), make_env=Known)
@@ -253,11 +263,15 @@ class OwnConfig(VTraceConfig):
 
 def test_a_run_with_a_config_of_ones_own_class_is_resumed_and_evaluated(tmp_path: Path) -> None:
     config = OwnConfig(**vars(tiny(out=tmp_path)), more=5)
-    result = sebulba.train(config, progress=False, topology=on(1))
-    with pytest.raises(ConfigError, match=r"'OwnConfig' is unknown.*as config_class"):
+    with pytest.raises(ConfigError, match=r"OwnConfig is the config of no algorithm.*register"):
+        sebulba.train(config, progress=False, topology=on(1))
+    own = dataclasses.replace(algorithms.VTRACE, name="own", config_class=OwnConfig)
+    result = sebulba.train(config, progress=False, topology=on(1), algorithm=own)
+    with pytest.raises(ConfigError, match=r"algorithm 'own' is unknown.*registers it first"):
         sebulba.evaluate_run(tmp_path, 3)
-    assert len(sebulba.evaluate_run(tmp_path, 3, config_class=OwnConfig).returns) == 3
-    saved = load_config(tmp_path, OwnConfig)
+    assert len(sebulba.evaluate_run(tmp_path, 3, algorithm=own).returns) == 3
+    saved = load_config(tmp_path, own)
     assert isinstance(saved, OwnConfig) and saved.more == 5
     again = dataclasses.replace(saved, resume=True, total_steps=2 * config.total_steps)
-    assert sebulba.train(again, progress=False, topology=on(1)).updates > result.updates
+    more = sebulba.train(again, progress=False, topology=on(1), algorithm=own)
+    assert more.updates > result.updates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import shutil
@@ -21,9 +22,7 @@ import pytest
 from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
 
 import sebulba
-from sebulba import algorithms
-from sebulba.agents import distributions
-from sebulba.config import CheckpointConfig, VTraceConfig
+from sebulba import CheckpointConfig, VTraceConfig, algorithms
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.writer import MetricsWriter
 from sebulba.rundir.checkpoint import Checkpointer
@@ -66,9 +65,9 @@ def clock() -> Iterator[Clock]:
 def run(config: VTraceConfig, *, slow: bool = False, **parts: Any) -> Any:
     parts.setdefault("make_env", HookedEnvs())
     if slow:
-        # From shortly before what the tests break or send on.
-        sleepy = hooked_learner(config, lambda update: time.sleep(update >= 12))
-        parts.setdefault("make_learner", sleepy)
+        # From shortly before what the tests break or send on: the actors wait for it.
+        sleepy = hooked_learner(lambda update: time.sleep(0.2 * (update >= 12)))
+        parts.setdefault("algorithm", sleepy)
     parts.setdefault("topology", on(1))
     return sebulba.train(config, progress=False, **parts)
 
@@ -148,7 +147,7 @@ def test_no_environment_can_be_made_at_all(clock: Clock, tmp_path: Path) -> None
 @SLOW
 def test_agent_raises_while_it_acts(clock: Clock, slow: bool) -> None:
     config = tiny(total_steps=LONG)
-    agent = algorithms.make_agent(config, HookedEnvs()(1, 0).spec)
+    agent = algorithms.make_policy_agent(config, HookedEnvs()(1, 0).spec)
     calls = iter(range(10**6))
 
     def check(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -171,7 +170,7 @@ def test_agent_raises_while_it_acts(clock: Clock, slow: bool) -> None:
 
 def test_agent_that_cannot_be_compiled(clock: Clock) -> None:
     config = tiny()
-    agent = algorithms.make_agent(config, HookedEnvs()(1, 0).spec)
+    agent = algorithms.make_policy_agent(config, HookedEnvs()(1, 0).spec)
 
     class Agent:
         init, initial_state, unroll = agent.init, agent.initial_state, agent.unroll
@@ -187,13 +186,12 @@ def test_agent_that_cannot_be_compiled(clock: Clock) -> None:
 @SLOW
 def test_learner_raises_at_an_update(clock: Clock, slow: bool) -> None:
     def before_update(update: int) -> None:
-        time.sleep(slow and update > 0)
+        time.sleep(0.2 * slow)
         if update == 2:
             clock.breaks()
 
-    config = tiny(total_steps=LONG)
     with pytest.raises(Broken) as caught:
-        run(config, make_learner=hooked_learner(config, before_update))
+        run(tiny(total_steps=LONG), algorithm=hooked_learner(before_update))
     assert_raised_in(caught, "before_update")
     assert "in the learner, update 2" in notes(caught)
 
@@ -215,7 +213,7 @@ def test_checkpoint_cannot_be_written(slow: bool, tmp_path: Path) -> None:
 
     def before_update(update: int) -> None:
         if slow and broke_at:
-            time.sleep(1)
+            time.sleep(0.2)
         if update == 29:
             shutil.rmtree(checkpoints_in(out))
             checkpoints_in(out).write_text("a file, where a directory should be")
@@ -224,7 +222,7 @@ def test_checkpoint_cannot_be_written(slow: bool, tmp_path: Path) -> None:
     every = CheckpointConfig(interval=30)
     config = tiny(total_steps=LONG, out=out, log_every=10**6, checkpoint=every)
     with pytest.raises(OSError) as caught:
-        run(config, make_learner=hooked_learner(config, before_update))
+        run(config, algorithm=hooked_learner(before_update))
     assert time.monotonic() - broke_at[0] < SECONDS
     assert str(checkpoints_in(out)) in str(caught.value)
 
@@ -241,7 +239,7 @@ def test_checkpoint_fails_in_the_background(
 
 def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
     state = {"weights": jnp.arange(1_000_000.0)}
-    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints = Checkpointer(tmp_path, max_to_keep=1)
     checkpoints.save(1, state, state, {})
     checkpoints._manager.wait_until_finished()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -269,7 +267,7 @@ def test_actors_stop_within_one_step_of_their_environment() -> None:
         if env.actor == 1 and env.steps >= 12:
             late.append(env.steps)
             there.set()
-            time.sleep(1)
+            time.sleep(0.5)
 
     with pytest.raises(Broken):
         run(tiny(total_steps=LONG, unroll_length=100), make_env=HookedEnvs(on_step=slow))
@@ -284,22 +282,19 @@ def test_the_learner_is_closed_after_the_actors_where_one_fails(clock: Clock) ->
             actors = [t.name for t in threading.enumerate() if t.name.startswith("actor-")]
             closed.append(actors)
 
-    config = tiny(total_steps=LONG)
-
-    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Closing:
-        return Closing(config, agent, distributions.make(spec.action), optimizer, topology)
-
     with pytest.raises(Broken):
         run(
-            config,
+            tiny(total_steps=LONG),
             make_env=HookedEnvs(on_step=fail_at(clock, 0, 23)),
-            make_learner=make_learner,
+            algorithm=dataclasses.replace(algorithms.VTRACE, make_learner=Closing),
         )
     assert closed == [[]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@SLOW
+@pytest.mark.parametrize(
+    ("number", "slow"),
+    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, False)],
+)
 def test_signal_saves_and_ends(number: int, slow: bool, tmp_path: Path) -> None:
     sent_at = []
 
@@ -338,10 +333,9 @@ def test_second_signal_ends_a_learner_that_hangs() -> None:
             signal.raise_signal(signal.SIGINT)
         time.sleep(60)
 
-    config = tiny()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run(config, make_learner=hooked_learner(config, hang))
+        run(tiny(), algorithm=hooked_learner(hang))
     assert time.monotonic() - start < 30
 
 
@@ -397,13 +391,8 @@ def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: 
             return jax.tree.map(lambda leaf: leaf * jnp.nan, state), {}
 
     config = tiny(total_steps=2000, out=tmp_path, checkpoint=CheckpointConfig(interval=3))
-
-    def make_learner(agent: Any, spec: Any, optimizer: Any, topology: Any) -> Silent:
-        policy = distributions.make(spec.action)
-        return Silent(config, agent, policy, optimizer, topology)
-
     with pytest.raises(FloatingPointError, match="not finite"):
-        run(config, make_learner=make_learner)
+        run(config, algorithm=dataclasses.replace(algorithms.VTRACE, make_learner=Silent))
     assert (
         not checkpoints_in(tmp_path).exists() or not Checkpointer(checkpoints_in(tmp_path)).turns()
     )

@@ -12,7 +12,7 @@ from whole_runs import on
 import sebulba
 from sebulba import presets
 from sebulba.agents.reference import QAgent
-from sebulba.runners.training import default_make_env, probe
+from sebulba.runners.environments import default_make_env, probe
 from sebulba.types import Timestep
 
 pytestmark = pytest.mark.slow

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
-from paths import ROOT
-from whole_runs import on, tiny
+from whole_runs import Pictures, on, tiny, tiny_r2d2
 
 import sebulba
+from sebulba import NetworkConfig
 from sebulba.metrics.progress import Progress
 from sebulba.rundir.directory import has_checkpoints
 
-SCRIPT = """
-import dataclasses, sebulba
-from sebulba import NetworkConfig, presets
-from whole_runs import Pictures, tiny
-
-sebulba.train(tiny(network=NetworkConfig(torso="small", hidden_sizes=(8,))), make_env=Pictures)
-config = presets.get("r2d2-catch")
-replay = dataclasses.replace(config.replay, placement="device", min_size=32, capacity=64)
-network = dataclasses.replace(config.network, core_size=8, hidden_sizes=(8,))
-sebulba.train(dataclasses.replace(config, total_steps=1000, replay=replay, network=network))
-"""
+STRICT = ("jax_enable_x64", "jax_debug_nans")
 
 
-def test_trains_with_64_bits_and_checks_for_nan() -> None:
-    environment = {
-        **os.environ,
-        "JAX_ENABLE_X64": "1",
-        "JAX_DEBUG_NANS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), *sys.path]),
-    }
-    words = [sys.executable, "-c", SCRIPT]
-    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """64 bits, and a check of all results; for every thread."""
+    before = {name: jax.config.values[name] for name in STRICT}
+    try:
+        for name in STRICT:
+            jax.config.update(name, True)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def test_trains_with_64_bits_and_checks_for_nan(strict: None) -> None:
+    assert jnp.ones(1).dtype == jnp.float64
+    images = NetworkConfig(torso="small", hidden_sizes=(8,))
+    parts: dict[str, Any] = {"topology": on(1), "progress": False}
+    assert sebulba.train(tiny(network=images), make_env=Pictures, **parts).updates
+    recurrent = NetworkConfig(core="lstm", core_size=8, hidden_sizes=(8,))
+    config = tiny_r2d2(total_steps=700, storage="device", network=recurrent)
+    assert sebulba.train(config, **parts).updates
 
 
 def test_training_goes_on_when_nobody_reads_its_output(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,8 @@ import sebulba
 from sebulba import ActorOutput, PolicyValue, algorithms, envs, presets
 from sebulba.agents import distributions
 from sebulba.agents.reference import Behavior
-from sebulba.runners.sebulba import TrainingRun
+from sebulba.learners import VTraceLearner
+from sebulba.runners.sebulba import SebulbaRun
 from sebulba.types import Env, EnvSpec, Timestep
 
 KEYS = {
@@ -55,16 +61,20 @@ def train(config: sebulba.Config, **parts: Any) -> sebulba.TrainResult:
     return sebulba.train(config, progress=False, **parts)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_devices", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_learns_catch(num_devices: int) -> None:
     config = dataclasses.replace(
         presets.get("vtrace-catch"),
-        total_steps=45_000,
+        total_steps=24_000,
         envs_per_actor=12,
         batch_size=12,
         unroll_length=10,
         log_every=25,
         policy_lag="1",  # The same data whatever else the machine does.
+        discount=0.95,
+        optimizer=sebulba.OptimizerConfig(name="adam", learning_rate=1e-2, decay_to_zero=False),
     )
     result = train(config, topology=on(num_devices))
     returns = [row["episode_return_mean"] for row in result.metrics]
@@ -79,14 +89,14 @@ def test_the_catch_preset_solves_it(seed: int) -> None:
 
 
 def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    collect = TrainingRun._collect
+    collect = SebulbaRun._collect
 
-    def slowly(self: TrainingRun, under_way: int) -> None:
+    def slowly(self: SebulbaRun, under_way: int) -> None:
         collect(self, under_way)
         if not under_way:
             time.sleep(0.1)
 
-    monkeypatch.setattr(TrainingRun, "_collect", slowly)
+    monkeypatch.setattr(SebulbaRun, "_collect", slowly)
     assert all(row["learner_update_seconds"] >= 0.1 for row in train(tiny()).metrics[:-1])
 
 
@@ -243,11 +253,63 @@ def test_own_agent_environment_and_optimizer() -> None:
 def test_own_learner_is_used() -> None:
     config = tiny()
 
-    def make_learner(*parts: Any) -> Any:
-        return algorithms.make_learner(dataclasses.replace(config, entropy_cost=0.5), *parts)
+    def make_learner(config: Any, *parts: Any) -> VTraceLearner:
+        return VTraceLearner(dataclasses.replace(config, entropy_cost=0.5), *parts)
 
-    own, default = train(config, make_learner=make_learner), train(config)
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=make_learner)
+    own, default = train(config, algorithm=algorithm), train(config)
     assert own.metrics[0]["loss"] < default.metrics[0]["loss"] - 0.2
+
+
+class Unrelated:
+    """It has the methods of a learner, and is none."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._learner = VTraceLearner(*parts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
+
+
+def test_a_learner_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
+    make_learner: Any = Unrelated
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=make_learner)
+    with pytest.raises(TypeError, match=r"Unrelated.*inherit from sebulba\.Learner"):
+        train(tiny(out=tmp_path / "run"), algorithm=algorithm)
+    assert not (tmp_path / "run").exists()
+
+
+def settings() -> dict[str, Any]:
+    """What belongs to the whole process, or to this thread."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {
+        "handlers": [signal.getsignal(number) for number in numbers],
+        "niceness": os.getpriority(os.PRIO_PROCESS, threading.get_native_id()),
+        "jax": dict(jax.config.values),
+        "environment": dict(os.environ),
+    }
+
+
+class Breaks(envs.Catch):
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        raise RuntimeError("broken on purpose")
+
+
+@pytest.mark.parametrize("make_env", [envs.Catch, Breaks])
+def test_training_leaves_the_process_as_it_was(make_env: Any, tmp_path: Path) -> None:
+    before = settings()
+    niceness: list[int] = []
+
+    def noting(num_envs: int, seed: int) -> Env:
+        niceness.append(settings()["niceness"])
+        env: Env = make_env(num_envs, seed)
+        return env
+
+    with contextlib.suppress(RuntimeError):
+        train(tiny(out=tmp_path), make_env=noting)
+    assert settings() == before
+    if sys.platform == "linux":  # The actors' threads have another, which is theirs alone.
+        assert set(niceness) > {before["niceness"]}
 
 
 def test_one_run_after_another_in_one_process() -> None:

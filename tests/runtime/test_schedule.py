@@ -28,7 +28,7 @@ def take(source: itertools.cycle[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize(("lanes", "per_turn"), SIZES)
 def test_turns_take_from_lanes_round_robin(lanes: int, per_turn: int) -> None:
-    schedule = Schedule(lanes, per_turn, 0, "none")
+    schedule = Schedule(lanes, per_turn, 0, "any")
     expected = [[lane for lane, _ in turn] for turn in deal(lanes, per_turn)]
     assert [schedule.lanes_of(turn) for turn in range(TURNS)] == expected
 
@@ -37,7 +37,7 @@ def test_turns_take_from_lanes_round_robin(lanes: int, per_turn: int) -> None:
 def test_a_resumed_run_goes_on_where_the_first_one_stopped(lanes: int, per_turn: int) -> None:
     dealt = deal(lanes, per_turn)
     for done in range(TURNS):
-        schedule = Schedule(lanes, per_turn, done, "none")
+        schedule = Schedule(lanes, per_turn, done, "any")
         taken = [lane for turn in dealt[:done] for lane, _ in turn]
         assert [schedule.first_unroll(lane) for lane in range(lanes)] == [
             taken.count(lane) for lane in range(lanes)
@@ -52,7 +52,7 @@ def test_versions_are_as_old_as_asked(lanes: int, per_turn: int) -> None:
         for turn, unrolls in list(enumerate(deal(lanes, per_turn)))[done:]:
             expected = max(done, turn - lag)
             assert {schedule.version_of(*unroll) for unroll in unrolls} == {expected}
-    assert Schedule(lanes, per_turn, 0, "none").version_of(0, 3) is None
+    assert Schedule(lanes, per_turn, 0, "any").version_of(0, 3) is None
 
 
 class System:
@@ -108,7 +108,7 @@ class System:
             self.turns += 1
 
 
-@pytest.mark.parametrize("lag", ["none", "0", "1"])
+@pytest.mark.parametrize("lag", ["any", "0", "1"])
 @pytest.mark.parametrize("first_turn", [0, 5])
 @pytest.mark.parametrize("capacity", [1, 3])
 def test_nobody_waits_for_ever(lag: str, first_turn: int, capacity: int) -> None:
@@ -122,6 +122,6 @@ def test_nobody_waits_for_ever(lag: str, first_turn: int, capacity: int) -> None
             system.move(
                 rng.choice(moves) if rng.random() < 0.5 else rng.choice((moves[0], moves[-1]))
             )
-        if lag != "none":
+        if lag != "any":
             start = per_turn if lag == "1" else 0
             assert set(system.lags[start:]) == {int(lag)} and not any(system.lags[:start])

@@ -11,28 +11,36 @@ import jax
 import numpy as np
 import pytest
 from replay_parts import (
-    CONFIG,
+    BATCH_SIZE,
+    CAPACITY,
     GEOMETRY,
+    LEARNERS,
     STORAGES,
     B,
     Feed,
     T,
+    make_replay,
     mean_priority,
     new_replay,
     random_trajectory,
     shapes_of,
 )
 
-from sebulba import presets
-from sebulba.agents.reference import QAgent
-from sebulba.config import ConfigError, R2D2Config
-from sebulba.devices.topology import Topology
-from sebulba.learners import memory
+from sebulba import (
+    ArraySpec,
+    ConfigError,
+    DiscreteSpec,
+    EnvSpec,
+    QAgent,
+    R2D2Config,
+    Trajectory,
+    presets,
+)
+from sebulba.learners.replay import capacity
 from sebulba.learners.replay.host import HostReplay
 from sebulba.learners.replay.sampler import Priorities
 from sebulba.learners.replay.shard import ReplayShard, Sample
-from sebulba.learners.replay.storage import Geometry, nbytes
-from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
+from sebulba.learners.replay.storage import Geometry, block_shapes, nbytes
 
 # Priorities
 
@@ -255,7 +263,7 @@ def test_shard_is_the_model(kind: str, span: int) -> None:
     assert max(len(unrolls) for unrolls in model.unrolls.values()) > 4 * geometry.slots
 
 
-def test_both_placements_give_the_same() -> None:
+def test_both_storages_give_the_same() -> None:
     shards = [new_shard(kind) for kind in STORAGES]
     samples = []
     for shard in shards:
@@ -291,24 +299,24 @@ def test_counts_size_and_capacity() -> None:
     feed.into(replay, 30)
     assert replay.inserted == 30 * 2 * B
     # At least the capacity that was asked for.
-    assert sum(replay.sizes()) == CONFIG.replay.capacity == replay.metrics()["replay_size"]
+    assert sum(replay.sizes()) == CAPACITY == replay.metrics()["replay_size"]
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.7])
+@pytest.mark.parametrize("samples_per_insert", [0.1, 0.3, 1.0, 2.7])
 @pytest.mark.parametrize("per_turn", [1, 3])
-def test_updates_due_follow_from_counting(ratio: float, per_turn: int) -> None:
-    replay, feed = new_replay(replay={"ratio": ratio, "min_size": 7}), Feed(0)
+def test_updates_due_follow_from_counting(samples_per_insert: float, per_turn: int) -> None:
+    replay, feed = new_replay(samples_per_insert=samples_per_insert, min_size=7), Feed(0)
     done = inserted = learned_from = 0
     for turn in range(60):
-        due = replay.insert([feed.delivery() for _ in range(per_turn)], feed._errors, mean_priority)
+        due = replay.insert([feed.unroll() for _ in range(per_turn)], feed.errors, mean_priority)
         completed = sum(2 * B for k in range(turn * per_turn, (turn + 1) * per_turn) if k >= 4)
         inserted += completed
         learned_from += completed if inserted >= 7 else 0
         done += due
         # Rounding may defer an update by a turn, but never adds up.
-        sequences = learned_from * ratio
-        assert done == int(sequences / CONFIG.batch_size + 1e-9)
-    assert done > 10 * ratio
+        sequences = learned_from * samples_per_insert
+        assert done == int(sequences / BATCH_SIZE + 1e-9)
+    assert done > 10 * samples_per_insert
 
 
 def test_quantiles_of_the_priorities() -> None:
@@ -343,22 +351,20 @@ def test_memory_that_is_not_there_is_refused(kind: str, monkeypatch: pytest.Monk
     per_unroll = 2 * B * (T * step + state)
     unrolls = 2**30 // per_unroll + 1
 
-    def make(free: int | None) -> HostReplay:
-        monkeypatch.setattr(memory, "_available_host_memory", lambda: free)
-        return new_replay(kind, replay={"capacity": unrolls * 2 * B})
-
+    monkeypatch.setattr(capacity, "_available_host_memory", lambda: 2**29)
+    large = make_replay(kind, capacity=unrolls * 2 * B)
     with pytest.raises(ConfigError, match=r"1\.00 GiB .*0\.50 GiB are free.*--replay\.capacity"):
-        make(2**29)
-    monkeypatch.setattr(memory, "_available_host_memory", lambda: 2**29)
-    small = new_replay(kind)
+        large.allocate()
+    small = make_replay(kind)
+    line = small.allocate()
+    assert line.startswith("replay takes 0.00 GiB of ") and "0.50 GiB free" in line
     total = 2 * (6 // 2 * 2 + 2) * per_unroll  # Lanes, slots: capacity and a span more.
     held = [leaf.nbytes for s in small._shards for leaf in jax.tree.leaves(s.storage._data)]  # type: ignore[attr-defined]
-    assert sum(held) == total
-    assert small.memory.startswith("replay takes 0.00 GiB of ") and "0.50 GiB free" in small.memory
+    assert sum(held) == total == LEARNERS * small.bytes_per_device
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
-    free = memory._free_of_container
+    free = capacity._free_of_container
     assert free(tmp_path) is None
     (tmp_path / "memory.max").write_text("max\n")
     assert free(tmp_path) is None
@@ -376,11 +382,11 @@ def test_memory_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"bytes_limit": 3 * 2**30, "bytes_in_use": 2**30}
 
     devices: Any = (Device(), Device())
-    assert "4.00 GiB free" in memory.check_memory(2**32, "device", devices)
+    assert "4.00 GiB free" in capacity.check_memory(2**32, "device", devices)
     with pytest.raises(ConfigError, match=r"takes 4\.00 GiB of memory of 2 learner device"):
-        memory.check_memory(2**32 + 1, "device", devices)
-    monkeypatch.setattr(memory, "_available_host_memory", lambda: None)
-    assert memory.check_memory(2**60, "host", devices).endswith("of host memory")
+        capacity.check_memory(2**32 + 1, "device", devices)
+    monkeypatch.setattr(capacity, "_available_host_memory", lambda: None)
+    assert capacity.check_memory(2**60, "host", devices).endswith("of host memory")
 
 
 def test_the_preset_for_one_machine_fits_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,11 +397,21 @@ def test_the_preset_for_one_machine_fits_8_gib(monkeypatch: pytest.MonkeyPatch) 
         "action": ArraySpec((), np.dtype(np.int32)),
     }
     spec = EnvSpec(frame, DiscreteSpec(18), config.envs_per_actor)
-    monkeypatch.setattr(memory, "_available_host_memory", lambda: 0)
+    monkeypatch.setattr(capacity, "_available_host_memory", lambda: 0)
+    agent, lanes = QAgent(config.network, spec), config.actors_per_device
+    replay = HostReplay(
+        config.replay,
+        block_shapes(agent, spec, config.envs_per_actor, config.unroll_length),
+        lanes=lanes,
+        span=2,
+        batch_size=config.batch_size,
+        seed=0,
+        devices=jax.devices()[:1],
+    )
     with pytest.raises(ConfigError, match=r"takes [5-7]\.\d\d GiB") as caught:
-        HostReplay(config, QAgent(config.network, spec), spec, Topology.split(1, jax.devices()[:1]))
+        replay.allocate()
     # One frame for each step, not a stack; the stack's other frames once for each unroll.
-    lanes, slots = 2, -(-config.replay.capacity // (2 * config.envs_per_actor)) + 2
+    slots = -(-config.replay.capacity // (lanes * config.envs_per_actor)) + 2
     unroll = 40 * (84 * 84 + 4 + 4 + 4 + 1 + 4) + 3 * 84 * 84 + 2 * 4 * config.network.core_size
     gib = lanes * slots * config.envs_per_actor * unroll / 2**30
     assert f"{gib:.2f} GiB" in str(caught.value)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from replay_parts import STORAGES, B, Feed, T, assert_equal, everything, new_replay
+from replay_parts import STORAGES, B, Feed, assert_equal, everything, new_replay
 
 from sebulba.learners.replay.host import HostReplay
 from sebulba.learners.replay.snapshot import Snapshot
@@ -145,14 +145,12 @@ def test_a_half_written_snapshot_is_not_read(tmp_path: Path) -> None:
 
 # Each of these has as many places for sequences as the replay that was saved, or as many arrays.
 OTHERS: dict[str, Callable[[], HostReplay]] = {
-    "more devices": lambda: new_replay(num_devices=5, batch_size=8),
-    "one device": lambda: new_replay(num_devices=2),
-    "a larger one": lambda: new_replay(replay={"capacity": 100}),
-    "fewer lanes with more environments": lambda: new_replay(
-        actors_per_device=1, envs_per_actor=4 * B, batch_size=4 * B
-    ),
-    "shorter unrolls": lambda: new_replay(unroll_length=1, sequence_length=2, burn_in=1),
-    "longer sequences": lambda: new_replay(sequence_length=3 * T, replay={"capacity": 4 * B * 5}),
+    "more devices": lambda: new_replay(learners=4, num_envs=B // 2),
+    "one device": lambda: new_replay(learners=1, num_envs=2 * B),
+    "a larger one": lambda: new_replay(capacity=100),
+    "fewer lanes with more environments": lambda: new_replay(lanes=1, num_envs=2 * B),
+    "shorter unrolls": lambda: new_replay(unroll_length=1),
+    "longer sequences": lambda: new_replay(span=3, capacity=4 * B * 5),
 }
 
 
@@ -183,7 +181,7 @@ def test_a_failed_write_is_raised_by_the_next_insert(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_raised_and_leaves_the_snapshot_before(tmp_path: Path) -> None:
-    replay, feed = new_replay(replay={"capacity": 2_000}), Feed(0)
+    replay, feed = new_replay(capacity=2_000), Feed(0)
     feed.into(replay, 9)
     replay.save(tmp_path / "1")
     replay.finish()
@@ -197,8 +195,8 @@ def test_a_full_disk_is_raised_and_leaves_the_snapshot_before(tmp_path: Path) ->
             replay.finish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert new_replay(replay={"capacity": 2_000}).load(tmp_path / "1") is None
-    again = new_replay(replay={"capacity": 2_000}).load(tmp_path / "2")
+    assert new_replay(capacity=2_000).load(tmp_path / "1") is None
+    again = new_replay(capacity=2_000).load(tmp_path / "2")
     assert again == "the replay is that of turn(s) [1], the checkpoint that of 2"
 
 
