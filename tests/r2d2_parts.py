@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from unrolls import random_params, unroll_of
 
 from sebulba import (
     NetworkConfig,
@@ -21,11 +22,10 @@ from sebulba import (
     envs,
 )
 from sebulba.inference import ActorProgram
-from sebulba.inference.program import cut
 from sebulba.learners import R2D2Learner, TrainState, make_optimizer
 from sebulba.learners.r2d2 import R2D2State, ReplayBatch
 from sebulba.learners.replay.storage import Sequences
-from sebulba.types import Timestep, Trajectory, Unroll
+from sebulba.types import Timestep, Trajectory
 
 B, UNROLLS = 8, 6
 CONFIG = R2D2Config(
@@ -52,7 +52,6 @@ def make_env(num_envs: int = B) -> envs.PreviousAction:
 
 SPEC = make_env().spec
 AGENT = QAgent(CONFIG.network, SPEC)
-INIT = jax.jit(AGENT.init)
 OPTIMIZER = make_optimizer(CONFIG.optimizer, 100)
 COMPILED: dict[tuple[int, int], R2D2Learner] = {}
 
@@ -78,7 +77,7 @@ def make_learner(
 
 @functools.cache
 def params(seed: int = 1) -> Any:
-    return jax.device_get(INIT(jax.random.key(seed)))
+    return random_params(AGENT, seed)
 
 
 @functools.cache
@@ -101,14 +100,10 @@ def trajectories() -> list[Trajectory]:
     return trajectories
 
 
-def unroll_of(trajectory: Trajectory, learners: int = 1) -> Unroll:
-    shards = zip(cut(trajectory, learners), topology(learners).learners, strict=True)
-    return Unroll(0, [jax.device_put(shard, device) for shard, device in shards])
-
-
 def fill(learner: R2D2Learner, learners: int = 1, count: int = UNROLLS) -> int:
     """Insert ``count`` unrolls; returns the updates that are due."""
-    return sum(learner.add([unroll_of(each, learners)]) for each in trajectories()[:count])
+    new = (unroll_of(trajectory, topology(learners)) for trajectory in trajectories()[:count])
+    return sum(learner.add([unroll]) for unroll in new)
 
 
 def new_state(learners: int = 1, target: int = 5) -> R2D2State:

@@ -33,9 +33,8 @@ def loaded(text: str) -> Config:
     return algorithms.from_fields(*fields_from_json(text))
 
 
-def changed(path: str, value: Any) -> VTraceConfig:
+def changed(path: str, value: Any, config: Config = VTraceConfig()) -> Config:
     outer, _, inner = path.rpartition(".")
-    config = VTraceConfig()
     if outer:
         path, value = outer, dataclasses.replace(getattr(config, outer), **{inner: value})
     return dataclasses.replace(config, **{path: value})
@@ -84,10 +83,36 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "rule"), REFUSED)
-def test_a_refusal_says_the_value_the_rule_and_the_flag(path: str, value: Any, rule: str) -> None:
+REFUSED_OF_R2D2 = [
+    ("sequence_length", 0, WHOLE),
+    ("burn_in", -1, "must be 0 or more"),
+    ("n_step", 0, WHOLE),
+    ("target_update_period", 0, WHOLE),
+    ("epsilon_base", 1.5, "must be from 0 to 1"),
+    ("epsilon_alpha", 0.0, "must be above 0"),
+    ("evaluation_epsilon", -0.1, "must be from 0 to 1"),
+    ("replay.capacity", 0, WHOLE),
+    ("replay.min_size", 0, WHOLE),
+    ("replay.min_size", 100_001, "must be at most replay.capacity (100000)"),
+    ("replay.samples_per_insert", 0.0, "must be above 0"),
+    ("replay.storage", "disk", "must be one of ['host', 'device']"),
+    ("replay.priority_eta", 1.1, "must be from 0 to 1"),
+    ("checkpoint.interval", 0, WHOLE),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "value", "rule"),
+    [
+        *((VTraceConfig(), *case) for case in REFUSED),
+        *((R2D2Config(), *case) for case in REFUSED_OF_R2D2),
+    ],
+)
+def test_a_refusal_says_the_value_the_rule_and_the_flag(
+    config: Config, path: str, value: Any, rule: str
+) -> None:
     with pytest.raises(ConfigError) as error:
-        changed(path, value).validate()
+        changed(path, value, config).validate()
     message = str(error.value)
     flag = "--" + path.replace("_", "-").rstrip("-")
     assert message.startswith(f"{path} is {value!r}: it {rule}")
@@ -176,6 +201,12 @@ def test_json_round_trip(config: Config) -> None:
 def test_an_unknown_algorithm_is_named() -> None:
     text = to_json(VTraceConfig(), "other")
     with pytest.raises(ConfigError, match=r"'other' is unknown.*'vtrace'"):
+        loaded(text)
+
+
+@pytest.mark.parametrize("text", ["", '{"algorithm": "vtr', "3"])
+def test_what_is_no_config_is_called_damaged(text: str) -> None:
+    with pytest.raises(ConfigError, match="the saved config is damaged"):
         loaded(text)
 
 

@@ -43,7 +43,7 @@ class SebulbaRun:
         self._directory = directory
         self.rows: list[Row] = []
         self._state, self._turn, counts = start
-        self._logged_turn = self._turn
+        self._logged_turn = self._saved_turn = self._turn
         self.updates = int(counts["updates"])
         lanes = len(topology.inference) * config.actors_per_device
         self._schedule = Schedule(lanes, parts.unrolls_per_turn, self._turn, config.policy_lag)
@@ -168,7 +168,8 @@ class SebulbaRun:
         self._collect(under_way=0)
         if self._turn > self._logged_turn:
             self._log(display)
-        self._save()
+        if self._turn > self._saved_turn:
+            self._save()
 
     def _take(self) -> list[Unroll]:
         lanes = self._schedule.lanes_of(self._turn)
@@ -244,6 +245,7 @@ class SebulbaRun:
         return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
+        self._saved_turn = self._turn
         counts = {"updates": self.updates, **self._meter.count()}
         params = self._learner.params(self._state)
         replay = self._directory.save(self._turn, self._state, params, counts)

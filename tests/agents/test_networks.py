@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from unrolls import random_params
 
 from sebulba import ConfigError, NetworkConfig, PolicyAgent, VTraceConfig, algorithms
 from sebulba.agents import distributions
@@ -58,13 +59,7 @@ def timesteps(spec: EnvSpec, seed: int = 0, length: int = T) -> Timestep:
 
 def grown(agent: PolicyAgent, gain: float = 2.0) -> Any:
     """Parameters larger than fresh ones, so that a wrong input shows in the policy."""
-    rng = np.random.default_rng(0)
-
-    def numbers(leaf: Any) -> Any:
-        fan_in = max(1, np.prod(leaf.shape[:-1]))
-        return rng.normal(0, gain / np.sqrt(fan_in), leaf.shape).astype(leaf.dtype)
-
-    return jax.tree.map(numbers, jax.eval_shape(agent.init, jax.random.key(0)))
+    return random_params(agent, gain=gain)
 
 
 def close(one: Any, other: Any, atol: float = 1e-5) -> None:

@@ -70,13 +70,20 @@ def random_trajectory(seed: int = 0, batch: int = B) -> Trajectory:
     return Trajectory(timestep, ActorOutput(action, behavior), state)
 
 
-def unroll_of(trajectory: Trajectory, learners: int) -> Unroll:
-    shards = zip(cut(trajectory, learners), topology(learners).learners, strict=True)
-    return Unroll(0, [jax.device_put(shard, device) for shard, device in shards])
+@functools.cache
+def params(seed: int = 0) -> Any:
+    return random_params(PolicyAgent(CONFIG.network, SPEC, POLICY), seed)
+
+
+def new_state(learner: VTraceLearner, learners: int = 1) -> Any:
+    optimizer = make_optimizer(CONFIG.optimizer, 100)
+    # Copies, since updates donate them.
+    state = jax.tree.map(np.array, TrainState(params(), optimizer.init(params())))
+    return jax.device_put(state, topology(learners).replicated(), may_alias=False)
 
 
 def assembled(trajectory: Trajectory, learners: int) -> Trajectory:
-    shards = unroll_of(trajectory, learners).shards
+    shards = unroll_of(trajectory, topology(learners)).shards
     whole: Trajectory = assemble(shards, TRAJECTORY_AXES, topology(learners))
     return whole
 

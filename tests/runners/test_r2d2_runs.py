@@ -110,6 +110,23 @@ def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(lag: str) -> N
         assert [row.get(name) for row in one.metrics] == [row.get(name) for row in other.metrics]
 
 
+def test_a_replay_is_written_once_for_each_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last turn of the run is one of those that write a checkpoint."""
+    written = []
+    save = R2D2Learner.save_replay
+
+    def spy(self: R2D2Learner, path: Path) -> None:
+        written.append(int(path.name))
+        save(self, path)
+
+    monkeypatch.setattr(R2D2Learner, "save_replay", spy)
+    saving = ReplayCheckpointConfig(interval=1, save_replay=True)
+    train(tiny(out=tmp_path / "run", total_steps=100, checkpoint=saving))
+    assert written == sorted(set(written)) and len(written) > 1
+
+
 def test_actors_have_their_part_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[int, Any] = {}
     make = inference.Actor.__init__
