@@ -176,7 +176,7 @@ class HostReplay:
         """Size, replay ratio since learning started, and quantiles of the priorities."""
         row: dict[str, float] = {
             "replay_size": sum(self.sizes()),
-            "replay_ratio": self.trained / max(1, self.learned_from),
+            "samples_per_insert": self.trained / max(1, self.learned_from),
         }
         powers = np.concatenate([shard.priorities.powers for shard in self._shards])
         powers = powers[powers > 0]
