@@ -8,7 +8,7 @@ some commands, one after the other; what they print goes to OUT/STAGE.log:
 
   atari, shallow, r2d2   for vtrace-atari, vtrace-atari-shallow and r2d2-atari-small: `sebulba
                          tune`, then throughput.py with the best setting that it found
-  pieces                 sweep.py over --num-microbatches: does a long update in pieces let
+  microbatches           sweep.py over --num-microbatches: does a long update in parts let
                          acting slip in between?
   pong, breakout         vtrace-atari-shallow, with the setting found if there is one, for so many
                          minutes in OUT/STAGE/run; its learning curve, with evaluations, in
@@ -58,7 +58,7 @@ GRACE = 60.0
 INTERRUPTED = 130
 """What sebulba exits with where it was interrupted. (This process imports nothing of it: the
 devices and their memory are for the commands.)"""
-Stage = Literal["atari", "shallow", "r2d2", "pieces", "pong", "breakout"]
+Stage = Literal["atari", "shallow", "r2d2", "microbatches", "pong", "breakout"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Options:
 
     out: Path
     """The folder for the results."""
-    stages: tuple[Stage, ...] = ("atari", "shallow", "r2d2", "pieces", "pong", "breakout")
+    stages: tuple[Stage, ...] = ("atari", "shallow", "r2d2", "microbatches", "pong", "breakout")
     """In their order."""
     repeats: int = 3
     """Of throughput.py and sweep.py."""
@@ -209,13 +209,13 @@ def measure(stage: str, session: Session) -> bool:
     return tuned and measured
 
 
-def pieces(stage: str, session: Session) -> bool:
-    """Training with updates of 1, 4 and 8 pieces."""
+def microbatches(stage: str, session: Session) -> bool:
+    """Training with updates of 1, 4 and 8 microbatches."""
     options, preset = session.options, PRESETS["atari"]
     sweep = [
         *("benchmarks/sweep.py", preset, "num-microbatches", "1", "4", "8"),
         *("--repeats", f"{options.repeats}", "--seconds", f"{options.seconds}"),
-        *("--out", f"sweep_{preset}_pieces".replace("-", "_")),
+        *("--out", f"sweep_{preset}_microbatches".replace("-", "_")),
     ]
     return session.run(stage, [*sweep, "--", *words_in(tuned_file("atari"), session)])
 
@@ -286,7 +286,7 @@ def without_actors(words: Sequence[str]) -> list[str]:
 
 STAGES: dict[str, Callable[[str, Session], bool]] = {
     **dict.fromkeys(PRESETS, measure),
-    "pieces": pieces,
+    "microbatches": microbatches,
     **dict.fromkeys(GAMES, train),
 }
 

@@ -94,14 +94,13 @@ def unroll_of(kind: Any) -> Trajectory:
     return trajectory
 
 
-def new_shard(trajectory: Trajectory, placement: str, size: int) -> tuple[ReplayShard, int]:
+def new_shard(trajectory: Trajectory, storage: str, size: int) -> tuple[ReplayShard, int]:
     """A replay for ``size`` sequences, and its bytes."""
     shapes: Block = jax.eval_shape(block_of, trajectory)
     geometry = Geometry(1, -(-size // ENVS) + SPAN, ENVS, SPAN)
-    storage = (HostStorage if placement == "host" else DeviceStorage)(
-        shapes, geometry, jax.devices()[0]
-    )
-    return ReplayShard(storage, geometry, 0.9), nbytes(shapes, geometry)
+    kind = HostStorage if storage == "host" else DeviceStorage
+    kept = kind(shapes, geometry, jax.devices()[0])
+    return ReplayShard(kept, geometry, 0.9), nbytes(shapes, geometry)
 
 
 class Work:
@@ -132,15 +131,15 @@ class Work:
 def measure_replays(repeats: int) -> list[dict[str, Any]]:
     """Insert an unroll of 20 environments; sample 64 sequences of 80 steps."""
     rows: list[dict[str, Any]] = []
-    for name, kind, placement, size in CASES:
+    for name, kind, storage, size in CASES:
         trajectory = unroll_of(kind)
-        shard, total = new_shard(trajectory, placement, size)
+        shard, total = new_shard(trajectory, storage, size)
         work = Work(shard, trajectory)
         times = [(seconds(work.insert, 10), seconds(work.sample, 10)) for _ in range(repeats)]
         inserts, samples = zip(*times, strict=True)
         row = {
             "observation": name,
-            "placement": placement,
+            "storage": storage,
             "sequences": size,
             "bytes": total,
             "bytes_per_step": total / (shard.geometry.slots * ENVS * UNROLL),
@@ -151,7 +150,7 @@ def measure_replays(repeats: int) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(
-            f"{name:<9}{placement:<7}{size:>7} sequences {total / 2**30:6.2f} GiB "
+            f"{name:<9}{storage:<7}{size:>7} sequences {total / 2**30:6.2f} GiB "
             f"{row['bytes_per_step']:6.0f} bytes/step; insert {row['insert_steps_per_second']:9.0f}"
             f" steps/s; sample {row['sample_sequences_per_second']:7.0f} sequences/s, "
             f"a batch in {show(samples)}",

@@ -225,7 +225,7 @@ def measure_tree(
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    summary = throughput_report.summarise(json.loads(Path(f"{out}.json").read_text()))
+    summary = throughput_report.summarize(json.loads(Path(f"{out}.json").read_text()))
     return {name: summary[name]["median"] for name in COMPARED}
 
 

@@ -51,6 +51,8 @@ RECORDED = 256
 """Timesteps of each environment that are recorded and replayed."""
 ROWS = 2
 """Of metrics in one measurement of training, at most: each of them waits for the devices."""
+TRIAL_SECONDS = 1.0
+"""Of training, to see how long a turn takes."""
 NEVER = 2**31
 MOST_ENVIRONMENTS = 2048
 """Of all pools of part a, which are there at once: an Atari game takes megabytes."""
@@ -417,7 +419,7 @@ class Training:
         self._turns_per_second = 0.0
         self(0.0)
         if self._turns_per_second > self._round:  # Too short to tell.
-            self(1.0)
+            self(TRIAL_SECONDS)
 
     def __call__(self, seconds: float) -> Measurement:
         """Measure for about ``seconds``, and at least a round of the lanes."""

@@ -36,7 +36,7 @@ TITLES = {
 }
 GREEN, BLUE, ORANGE, RED = "#4c9f70", "#4a78b5", "#d98a3d", "#b5445a"
 GREY, PALE, INK = "#9aa0a6", "#d9dce0", "#30343b"
-COLOURS = dict(zip(TITLES, (GREEN, BLUE, ORANGE, GREY, INK, "#d9a0ab", RED), strict=True))
+COLORS = dict(zip(TITLES, (GREEN, BLUE, ORANGE, GREY, INK, "#d9a0ab", RED), strict=True))
 THREADS = {
     "learner": {
         "learner_update": ("update", ORANGE),
@@ -96,7 +96,7 @@ def _revision() -> str | None:
     return done.stdout.strip() or None
 
 
-def summarise(report: Report) -> Summary:
+def summarize(report: Report) -> Summary:
     """For each part, its setting and the median, least and most of its agent steps/s.
 
     ``bound``, ``efficiency`` and ``shares`` (of each thread's time in f) are there where the parts
@@ -158,7 +158,7 @@ def _on_cpu(report: Report) -> bool:
 
 def write(report: Report, out: Path) -> None:
     """OUT.json, OUT.md and OUT.png."""
-    report["summary"] = summarise(report)
+    report["summary"] = summarize(report)
     Path(f"{out}.json").write_text(json.dumps(report, indent=1) + "\n")
     Path(f"{out}.md").write_text(table(report) + "\n")
     try:
@@ -170,7 +170,7 @@ def write(report: Report, out: Path) -> None:
 def table(report: Report) -> str:
     """The summary and every setting, in Markdown."""
     skip, on, count = report["frame_skip"], report["machine"], len(report["repeats"])
-    summary = summarise(report)
+    summary = summarize(report)
     lines = [
         f"# Throughput: {report['config']['preset']}, {report['config']['env']}",
         "",
@@ -262,7 +262,7 @@ def plot(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    summary, config, on = summarise(report), report["config"], report["machine"]
+    summary, config, on = summarize(report), report["config"], report["machine"]
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(12, 4.8), width_ratios=(3, 2), layout="constrained"
     )
@@ -294,7 +294,7 @@ def _plot_bars(axes: Any, summary: Summary, frame_skip: int) -> None:
         middle = row["median"]
         cut = row["max"] > limit
         width = limit if cut else middle
-        axes.barh(place, width, height=0.66, color=COLOURS[name], zorder=2)
+        axes.barh(place, width, height=0.66, color=COLORS[name], zorder=2)
         end = width
         if not cut:
             errors = [[middle - row["min"]], [row["max"] - middle]]

@@ -130,7 +130,10 @@ _R2D2_ATARI = R2D2Config(
 
 PRESETS: dict[str, tuple[Config, str]] = {
     "vtrace-catch": (_CATCH, "Catch on a 10 x 5 board, in NumPy: solved in seconds."),
-    "vtrace-cartpole": (_CARTPOLE, "CartPole-v1: returns of 450 to 500 in under a minute on two CPU cores."),
+    "vtrace-cartpole": (
+        _CARTPOLE,
+        "CartPole-v1: returns of 450 to 500 in under a minute on two CPU cores.",
+    ),
     "vtrace-atari": (
         _ATARI,
         "Atari with IMPALA's deep residual network (15 convolutions) and hyper-parameters.",

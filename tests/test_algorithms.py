@@ -28,7 +28,7 @@ def test_r2d2_divides_environments_and_sequences() -> None:
     assert (fitted.envs_per_actor, fitted.batch_size) == (64, 80)
 
 
-def test_r2d2_updates_as_often_as_the_replay_ratio_says() -> None:
+def test_r2d2_updates_as_often_as_the_samples_per_insert_says() -> None:
     config = presets.get("r2d2-atari")
     assert isinstance(config, R2D2Config)
     # 64 sequences for each 80 inserted, each of which took 40 steps.

@@ -6,7 +6,9 @@ import dataclasses
 import importlib
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,10 @@ def test_throughput_writes_a_report_and_a_table(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jax, "devices", lambda: DEVICES[:1])
-    tiny = ["--envs-per-actor", "8", "--batch-size", "8", "--network.hidden-sizes", "8"]
-    out = ["--repeats", "1", "--seconds", "0.05", "--out", str(tmp_path / "report")]
+    monkeypatch.setattr(load("throughput_parts"), "TRIAL_SECONDS", 0.1)
+    tiny = ["--envs-per-actor", "4", "--batch-size", "4", "--unroll-length", "5"]
+    tiny += ["--network.hidden-sizes", "8", "--optimizer.no-decay-to-zero"]
+    out = ["--repeats", "1", "--seconds", "0.02", "--out", str(tmp_path / "report")]
     load("throughput").main(["vtrace-catch", *out, "--", *tiny])
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["repeats"][0]) == set("abcdef")
@@ -73,7 +77,7 @@ def test_the_bound_is_the_slowest_work_of_an_accelerator(load: Load) -> None:
     throughput_report = load("throughput_report")
     assert throughput_report._bound(report("gpu"), 60.0, 40.0, 30.0) == 30.0
     assert throughput_report._bound(report("cpu"), 60.0, 30.0, 20.0) == pytest.approx(10.0)
-    summary = throughput_report.summarise(report("gpu"))
+    summary = throughput_report.summarize(report("gpu"))
     assert summary["bound"]["median"] == 30.0
     assert "min(a, b, c)" in throughput_report._bound_in_words(report("gpu"))
 
@@ -143,7 +147,9 @@ def test_what_tune_had_found_is_measured_where_it_failed(
     accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
 ) -> None:
     (tmp_path / "vtrace-atari.tuned").write_text("--env-threads 3\n")
-    status, (tune, throughput, sweep) = accelerate(["atari", "pieces"], Runner("sebulba tune"))
+    status, (tune, throughput, sweep) = accelerate(
+        ["atari", "microbatches"], Runner("sebulba tune")
+    )
     assert status == 1
     assert tune.startswith("-m sebulba tune vtrace-atari --seconds 3.0 --write vtrace-atari.tuned")
     assert throughput.startswith("benchmarks/throughput.py vtrace-atari ")
@@ -205,6 +211,16 @@ def test_the_preflight_refuses_a_cpu(load: Load, capfd: pytest.CaptureFixture[st
     assert "CpuDevice" in capfd.readouterr().out
 
 
+SLEEPS = """
+import pathlib, sys, time
+try:
+    pathlib.Path("ready").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
 def test_a_command_is_logged_and_interrupted(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,8 +231,21 @@ def test_a_command_is_logged_and_interrupted(
     shows = "import os; print(os.environ['PYTHONPATH'], os.environ['JAX_COMPILATION_CACHE_DIR'])"
     assert session.run("stage", ["-c", shows])
     assert not session.run("stage", ["-c", f"raise OSError({str(tmp_path / 'file')!r})"])
-    sleeps = "import sys, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
-    assert session.run("stage", ["-c", sleeps], 6.0)
+
+    class OverOnceItSleeps(subprocess.Popen[bytes]):
+        """Its 6 seconds are over once there is something to interrupt, however long that takes."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != 6.0:
+                return super().wait(timeout)
+            while not (tmp_path / "ready").exists():
+                assert self.poll() is None
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", OverOnceItSleeps)
+        assert session.run("stage", ["-c", SLEEPS], 6.0)
     session._end = 0.0
     assert not session.run("stage", ["-c", "print('never')"])
     log = session.log("stage").read_text()

@@ -33,7 +33,7 @@ def loaded(text: str) -> Config:
     return algorithms.from_fields(*fields_from_json(text))
 
 
-def changed(path: str, value: Any, config: Config = VTraceConfig()) -> Config:
+def changed(path: str, value: Any, config: Config) -> Config:
     outer, _, inner = path.rpartition(".")
     if outer:
         path, value = outer, dataclasses.replace(getattr(config, outer), **{inner: value})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import jax
 import pytest
 from paths import ROOT
 
@@ -25,8 +27,6 @@ def load(name: str) -> ModuleType:
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples split all the devices there are; the eight of the tests would divide nothing."""
-    import jax
-
     monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
 
 
@@ -37,22 +37,20 @@ def test_there_is_a_test_for_every_example() -> None:
 
 
 def test_cartpole() -> None:
-    assert load("cartpole").main(total_steps=3000) >= 8
+    assert load("cartpole").main(total_steps=1500) >= 8
 
 
 def test_memory_without_a_core_is_no_better_than_chance() -> None:
-    mean = load("memory").main(core="none", total_steps=20_000)
+    mean = load("memory").main(core="none", total_steps=6_000)
     assert mean is not None and abs(mean) < 0.5
 
 
 def test_own_parts_learn_the_better_arm() -> None:
-    mean = load("own_parts").main(total_steps=60_000)
+    mean = load("own_parts").main(total_steps=40_000)
     assert mean is not None and mean > 0.8
 
 
 def test_atari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     preset, text = presets.PRESETS["vtrace-atari-shallow"]
     assert isinstance(preset, VTraceConfig)
     small = dataclasses.replace(
@@ -62,7 +60,9 @@ def test_atari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         batch_size=2,
         unroll_length=4,
         env_options={"max_episode_steps": 20},
-        network=dataclasses.replace(preset.network, hidden_sizes=(16,)),
+        network=dataclasses.replace(preset.network, torso="small", hidden_sizes=(8,)),
+        # One that falls with total_steps would have the resumed update compiled anew.
+        optimizer=dataclasses.replace(preset.optimizer, decay_to_zero=False),
     )
     monkeypatch.setitem(presets.PRESETS, "vtrace-atari-shallow", (small, text))
     main = load("atari").main

@@ -1,9 +1,10 @@
-"""The import order of the package, read from its source."""
+"""The order of imports in the package, read from its source, and what ``import sebulba`` costs."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,105 +12,168 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+import sebulba
+
 PACKAGE = ROOT / "sebulba"
-ORDER = [
-    {"types", "config"},
-    {"losses", "envs"},
-    {"inference", "learners"},
-    {"runner"},
-    {"presets", "cli"},
+LAYERS = [
+    {"version", "types", "validation", "losses", "ops", "runtime"},
+    {"config", "envs", "inference", "metrics", "plugins"},
+    {"agents", "devices"},
+    {"learners"},
+    {"algorithms", "presets"},
+    {"rundir"},
+    {"runners"},
+    {"planning"},
+    {"cli"},
+    {"__main__"},
 ]
-"""The parts in the order of the design: none may reach, through whatever modules, a later one."""
-INDEPENDENT = [("types", "config"), ("losses", "envs"), ("inference", "learners")]
+"""Every part (module or folder of the package): each may import those of lower layers only."""
+HEAVY = ("jax", "flax", "optax", "orbax", "tyro", "rich", "envpool", "tensorboardX")
+
+
+def name_of(path: Path) -> str:
+    words = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(words).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in PACKAGE.glob("**/*.py")}
 
 
 @functools.cache
-def imported(path: Path) -> frozenset[str]:
-    """Every module that a file imports, those of its functions included."""
+def imported(module: str) -> frozenset[str]:
+    """All that a module imports, those of its functions and for types included.
+
+    Modules of this package are named in full, and what is imported from one is its module.
+    """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{path} has a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            assert node.level == 0 and node.module, f"{module} has a relative import"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in whole}
     return frozenset(found)
 
 
-def files(part: str) -> list[Path]:
-    """The files of a module or subpackage ``sebulba.part``."""
-    module = PACKAGE / f"{part}.py"
-    return [module] if module.exists() else sorted((PACKAGE / part).glob("**/*.py"))
+def part_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def modules_of(part: str) -> list[str]:
+    return [module for module in MODULES if module != "sebulba" and part_of(module) == part]
 
 
 def external(part: str) -> set[str]:
     """Top-level packages that ``part`` imports itself."""
-    return {name.split(".")[0] for path in files(part) for name in imported(path)} - {"sebulba"}
+    names = {name for module in modules_of(part) for name in imported(module)}
+    return {name.split(".")[0] for name in names} - {"sebulba"}
 
 
 def internal(part: str) -> set[str]:
-    """Parts of this package that ``part`` imports itself."""
-    names = (name.split(".") for path in files(part) for name in imported(path))
-    return {name[1] for name in names if name[0] == "sebulba" and len(name) > 1} - {part}
+    """Other parts that ``part`` imports itself."""
+    names = {name for module in modules_of(part) for name in imported(module)}
+    return {part_of(name) for name in names if name.startswith("sebulba.")} - {part}
 
 
-def reach(part: str) -> set[str]:
-    """Parts that ``part`` imports, itself or through others."""
+def reach(module: str) -> set[str]:
+    """Modules of this package that ``module`` imports, itself or through others."""
     found: set[str] = set()
-    new = internal(part)
+    new = set(imported(module)) & set(MODULES)
     while new:
         found |= new
-        new = set().union(*(internal(name) for name in new)) - found
+        new = set().union(*(imported(name) & set(MODULES) for name in new)) - found
     return found
 
 
-def every_part() -> list[str]:
-    parts = [path.stem for path in PACKAGE.glob("*.py")]
-    parts += [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
-    return sorted(set(parts) - {"__init__", "__main__"})
+def test_every_part_has_a_layer() -> None:
+    parts = {part_of(module) for module in MODULES if module != "sebulba"}
+    assert set().union(*LAYERS) == parts
+    assert sum(map(len, LAYERS)) == len(parts)
 
 
-def test_every_part_is_read() -> None:
-    assert set().union(*ORDER) < set(every_part())
-    assert {"types", "queues"} <= reach("inference")
+def test_the_source_is_read() -> None:
     assert {"jax", "numpy"} <= external("inference")
+    assert {"types", "runtime"} <= internal("inference")
+    assert "sebulba.learners.update" in reach("sebulba.cli.train")
 
 
-@pytest.mark.parametrize(
-    ("part", "rank"), [(part, rank) for rank, parts in enumerate(ORDER) for part in sorted(parts)]
-)
-def test_no_part_reaches_a_later_one(part: str, rank: int) -> None:
-    later = set().union(*ORDER[rank + 1 :])
-    if part == "cli":
-        later = set()
-    assert not reach(part) & later
+@pytest.mark.parametrize("layer", range(len(LAYERS)))
+def test_no_part_imports_its_own_layer_or_a_higher_one(layer: int) -> None:
+    """So parts do not import one another in a circle either."""
+    lower = set().union(*LAYERS[:layer])
+    assert {part: internal(part) - lower for part in LAYERS[layer]} == {
+        part: set() for part in LAYERS[layer]
+    }
 
 
-@pytest.mark.parametrize("part", every_part())
-def test_nothing_imports_in_a_circle(part: str) -> None:
-    assert part not in reach(part)
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert [module for module in MODULES if module != "sebulba" and module in reach(module)] == []
 
 
-@pytest.mark.parametrize(("one", "other"), INDEPENDENT)
-def test_neighbors_never_import_each_other(one: str, other: str) -> None:
-    assert other not in reach(one)
-    assert one not in reach(other)
+def test_nothing_in_the_package_imports_its_front() -> None:
+    """Its names are for users: they hide where something is from."""
+    assert [module for module in MODULES if "sebulba" in imported(module)] == []
 
 
-def test_losses_import_nothing_but_jax() -> None:
-    assert external("losses") <= {"__future__", "jax", "typing", "dataclasses"}
-    assert internal("losses") <= {"types"}
+def test_acting_and_learning_never_import_each_other() -> None:
+    for one, other in (("inference", "learners"), ("learners", "inference")):
+        reached = set().union(*(reach(module) for module in modules_of(one)))
+        assert other not in {part_of(module) for module in reached}
 
 
-def test_envs_import_no_jax() -> None:
-    assert not {"jax", "jaxlib", "flax", "optax", "chex"} & external("envs")
-    assert internal("envs") <= {"types"}
+def test_losses_import_jax_only() -> None:
+    assert external("losses") - set(sys.stdlib_module_names) == {"jax"}
+    assert internal("losses") == set()
 
 
-def test_types_and_config_import_nothing_of_the_package() -> None:
-    assert internal("types") == internal("config") == set()
+def test_environments_import_no_jax() -> None:
+    assert external("envs") - set(sys.stdlib_module_names) == {"numpy", "envpool"}
+    assert internal("envs") == {"types"}
 
 
-def test_importing_envs_does_not_import_envpool() -> None:
-    code = "import sys, sebulba.envs; sys.exit('envpool' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+def loaded_by(statement: str, *names: str) -> list[str]:
+    """Which of the packages ``names`` a statement imports, in a process of its own."""
+    code = f"import sys; {statement}; print(*sys.modules.keys() & set(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, *names]
+    result = subprocess.run(words, check=True, cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.split()
+
+
+def test_importing_the_package_is_quick() -> None:
+    assert loaded_by("import sebulba", *HEAVY, "numpy") == []
+
+
+def test_importing_environments_imports_neither_jax_nor_envpool() -> None:
+    assert loaded_by("import sebulba; sebulba.envs.Catch(1, 0)", *HEAVY) == []
+
+
+def test_every_public_name_is_there() -> None:
+    assert sebulba.__all__ == sorted(sebulba.__all__)
+    assert set(sebulba.__all__) == {*sebulba._MODULES, "__version__"}
+    assert dir(sebulba) == sebulba.__all__
+    for name in sebulba.__all__:
+        value = getattr(sebulba, name)
+        assert getattr(sebulba, name) is value, "a second look finds it again"
+        if name in sebulba._SUBMODULES:
+            assert value is importlib.import_module(sebulba._MODULES[name])
+    with pytest.raises(AttributeError, match="module 'sebulba' has no attribute 'nothing'"):
+        sebulba.nothing  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    (block,) = (
+        node
+        for node in ast.parse(MODULES["sebulba"].read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    modules, renamed = {}, {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            name, whole = alias.asname or alias.name, f"{node.module}.{alias.name}"
+            modules[name] = whole if whole in MODULES else node.module
+            if alias.asname:
+                renamed[name] = alias.name
+    assert modules == sebulba._MODULES
+    assert renamed == sebulba._RENAMED

@@ -101,9 +101,7 @@ def evaluate_run(
             f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
             "that takes the best one."
         )
-    # Only for the shapes and the device of the parameters to restore.
-    fresh = jax.jit(agent.init)(jax.random.key(0))
-    params = checkpoints.restore_params(turn, fresh)
+    params = checkpoints.restore_params(turn, _shapes(agent))
     # Read before the episodes are played: a run in progress may remove the checkpoint meanwhile.
     update = int(checkpoints.counts(turn)["updates"])
     checkpoints.close()
@@ -158,6 +156,15 @@ def evaluate(
         env.close()
     returns, lengths = zip(*ended, strict=True)
     return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _shapes(agent: Agent) -> Params:
+    """Shapes of the parameters, on the default device; nothing is computed, or compiled for it."""
+    key = jax.random.key(0)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=key.sharding),
+        jax.eval_shape(agent.init, key),
+    )
 
 
 def _check(episodes: int, seed: int) -> None:

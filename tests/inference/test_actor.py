@@ -16,6 +16,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from unrolls import random_params
 
 from sebulba import NetworkConfig, PolicyAgent, Topology, envs
 from sebulba.agents import distributions
@@ -246,10 +247,8 @@ def test_replay_from_the_initial_state_reproduces_the_actor() -> None:
     env = envs.PreviousAction(envs.Memory(B, seed=1, num_cues=3, delay=4))
     network = NetworkConfig(hidden_sizes=(16,), core="lstm", core_size=8, frame_stack=3)
     agent = PolicyAgent(network, env.spec, distributions.make(env.spec.action))
-    params = agent.init(jax.random.key(3))
     # Far from uniform, unlike a fresh policy, so that a wrong state shows in the probabilities.
-    heads = jax.tree.map(lambda leaf: 100 * leaf, params["PolicyValueHeads_0"])
-    params = {**params, "PolicyValueHeads_0": heads}
+    params = random_params(agent, gain=2.0)
     unrolls = Rig(agent=agent, env=env, params=params).collect(5)
     unroll = jax.jit(agent.unroll)
     assert any(whole(u).timestep.first[1:-1].any() for u in unrolls)

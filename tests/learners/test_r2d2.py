@@ -42,7 +42,7 @@ def test_a_replayed_sequence_has_the_actors_own_q_values() -> None:
     starts = set()
     for _ in range(5):
         (sample,) = learner.replay.sample()
-        got = np.asarray(q_values(params(), sample.sequences))
+        got = np.asarray(q_values(params(), jax.device_get(sample.sequences)))
         for row, (index, age) in enumerate(zip(sample.indices, sample.ages, strict=True)):
             env = index % B
             span = trajectories()[age : age + 2]
@@ -84,22 +84,25 @@ def update_once(learners: int, microbatches: int) -> tuple[R2D2Learner, list[dic
     fill(learner, learners)
     twin = make_learner(learners)
     fill(twin, learners)
-    online, target = params(), params(seed=5)
-    expected = []
     # What the first update draws: random numbers follow from the number of the sample.
-    for sample in twin.replay.sample():
-        sequences = jax.device_get(sample.sequences)
-        q, q_target = (np.asarray(q_values(p, sequences)) for p in (online, target))
-        burn_in, values = CONFIG.burn_in, {}
-        for row, index in enumerate(sample.indices.tolist()):
-            errors = slow_errors(
-                q[row, burn_in:],
-                q_target[row, burn_in:],
-                sequences.action[row, burn_in:],
-                row_of(sequences.timestep, row, burn_in),
-            )
-            values[index] = slow_priority(errors)
-        expected.append(values)
+    samples = twin.replay.sample()
+    sequences = jax.tree.map(
+        lambda *leaves: np.concatenate(leaves), *jax.device_get([s.sequences for s in samples])
+    )
+    q, q_target = (np.asarray(q_values(params(seed), sequences)) for seed in (1, 5))
+    priorities = []
+    for row in range(CONFIG.batch_size):
+        errors = slow_errors(
+            q[row, CONFIG.burn_in :],
+            q_target[row, CONFIG.burn_in :],
+            sequences.action[row, CONFIG.burn_in :],
+            row_of(sequences.timestep, row, CONFIG.burn_in),
+        )
+        priorities.append(slow_priority(errors))
+    expected = [
+        dict(zip(sample.indices.tolist(), values, strict=True))
+        for sample, values in zip(samples, np.split(np.array(priorities), learners), strict=True)
+    ]
     learner.update(new_state(learners))
     learner._write_back()
     return learner, expected
@@ -242,4 +245,4 @@ def test_the_target_network_is_copied_every_so_many_updates() -> None:
         assert int(state.updates) == k
         # Counted as it is done, although priorities come later.
         ratio = k * CONFIG.batch_size / (4 * B)
-        assert learner.metrics()["replay_ratio"] == pytest.approx(ratio)
+        assert learner.metrics()["samples_per_insert"] == pytest.approx(ratio)

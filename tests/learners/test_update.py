@@ -11,12 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from unrolls import random_params, shards_of, unroll_of
 
 from sebulba import Behavior, NetworkConfig, OptimizerConfig, PolicyAgent, Topology, VTraceConfig
 from sebulba.agents import distributions
 from sebulba.devices.compiler import inspect
-from sebulba.inference.program import cut
-from sebulba.learners import TRAJECTORY_AXES, VTraceLearner, assemble, make_optimizer
+from sebulba.learners import (
+    TRAJECTORY_AXES,
+    TrainState,
+    VTraceLearner,
+    assemble,
+    make_optimizer,
+)
 from sebulba.types import (
     ActorOutput,
     ArraySpec,
@@ -24,7 +30,6 @@ from sebulba.types import (
     EnvSpec,
     Timestep,
     Trajectory,
-    Unroll,
 )
 
 T, B = 5, 8
@@ -71,15 +76,17 @@ def random_trajectory(seed: int = 0, batch: int = B) -> Trajectory:
 
 
 @functools.cache
-def params(seed: int = 0) -> Any:
-    return random_params(PolicyAgent(CONFIG.network, SPEC, POLICY), seed)
+def params() -> Any:
+    return random_params(PolicyAgent(CONFIG.network, SPEC, POLICY))
 
 
-def new_state(learner: VTraceLearner, learners: int = 1) -> Any:
-    optimizer = make_optimizer(CONFIG.optimizer, 100)
+def new_state(learners: int = 1) -> TrainState:
+    state: Any = TrainState(params(), make_optimizer(CONFIG.optimizer, 100).init(params()))
     # Copies, since updates donate them.
-    state = jax.tree.map(np.array, TrainState(params(), optimizer.init(params())))
-    return jax.device_put(state, topology(learners).replicated(), may_alias=False)
+    placed: TrainState = jax.device_put(
+        jax.tree.map(np.array, state), topology(learners).replicated(), may_alias=False
+    )
+    return placed
 
 
 def assembled(trajectory: Trajectory, learners: int) -> Trajectory:
@@ -89,8 +96,15 @@ def assembled(trajectory: Trajectory, learners: int) -> Trajectory:
 
 
 def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Trajectory) -> Any:
-    assert learner.add([unroll_of(trajectory, learners) for trajectory in trajectories]) == 1
+    unrolls = [unroll_of(trajectory, topology(learners)) for trajectory in trajectories]
+    assert learner.add(unrolls) == 1
     return learner.update(state)
+
+
+@functools.cache
+def updated() -> Any:
+    """State and logs after the update of one learner on the whole batch."""
+    return jax.device_get(update(make_learner(), new_state(), 1, random_trajectory()))
 
 
 def on_host(tree: Any) -> np.ndarray[Any, Any]:
@@ -104,32 +118,39 @@ def relative(one: Any, other: Any) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-def gradient_on(learners: int) -> Any:
-    learner = make_learner(learners)
-    params = learner.init(jax.random.key(1)).params
-    batch = (assembled(random_trajectory(), learners),)
-    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params, batch, ())
-    return jax.device_get((gradient, logs))
-
-
 @functools.cache
 def whole_gradient() -> Any:
     """By jax.grad of the loss on the whole batch, with no device told apart."""
-    learner = make_learner()
-    params = learner.init(jax.random.key(1)).params
-    value_and_grad = jax.jit(jax.value_and_grad(learner.loss, has_aux=True))
-    (loss, logs), gradient = value_and_grad(params, random_trajectory())
+    value_and_grad = jax.jit(jax.value_and_grad(make_learner().loss, has_aux=True))
+    (loss, logs), gradient = value_and_grad(params(), random_trajectory())
     return jax.device_get((gradient, {"loss": loss, **logs}))
 
 
-@pytest.mark.parametrize("learners", [1, 2, 4])
+def check_logs(logs: Any, expected: Any) -> None:
+    assert logs.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(logs[name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+@pytest.mark.parametrize("learners", [1, 4])
 def test_the_gradient_is_that_of_the_whole_batch(learners: int) -> None:
-    gradient, logs = gradient_on(learners)
+    learner, batch = make_learner(learners), (assembled(random_trajectory(), learners),)
+    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params(), batch, ())
     expected, expected_logs = whole_gradient()
     assert relative(gradient, expected) < 1e-5
-    assert logs.keys() == expected_logs.keys()
-    for name, value in expected_logs.items():
-        assert logs[name] == pytest.approx(value, rel=1e-5), name
+    check_logs(logs, expected_logs)
+
+
+@pytest.mark.parametrize(("learners", "microbatches"), [(1, 4), (2, 4)])
+def test_the_gradient_in_microbatches_is_the_whole(learners: int, microbatches: int) -> None:
+    learner = make_learner(learners, num_microbatches=microbatches)
+    batch = (assembled(random_trajectory(), learners),)
+    gradient = jax.jit(learner.synchronized.gradient)
+    found = [gradient(params(), batch, (), jnp.int32(i))[0] for i in range(microbatches)]
+    expected, _ = whole_gradient()
+    assert relative(found[0], expected) > 0.1
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / microbatches, *jax.device_get(found))
+    assert relative(mean, expected) < 1e-5
 
 
 def test_parameters_stay_bit_identical_on_every_learner_device() -> None:
@@ -153,53 +174,43 @@ def test_the_compiled_update_reduces_and_never_gathers(
     microbatches: int, expected: list[tuple[int, bool]]
 ) -> None:
     learner = make_learner(4, num_microbatches=microbatches)
-    state = learner.init(jax.random.key(1))
     batch = (assembled(random_trajectory(), 4),)
     found = []
-    for program, times in learner.synchronized.lower(state, batch):
+    for program, times in learner.synchronized.lower(new_state(4), batch):
         collectives = set(inspect(program).collectives)
         assert collectives <= {"all-reduce"}
         found.append((times, bool(collectives)))
     assert found == expected
 
 
-@pytest.mark.parametrize(("learners", "microbatches"), [(1, 2), (1, 8), (2, 4)])
-def test_the_gradient_in_microbatches_is_the_whole(learners: int, microbatches: int) -> None:
-    whole, in_parts = make_learner(1), make_learner(learners, num_microbatches=microbatches)
-    before = on_host(whole.init(jax.random.key(1)).params)
-    state, logs = update(whole, whole.init(jax.random.key(1)), 1, random_trajectory())
-    expected = on_host(state.params) - before
-    state, got_logs = update(
-        in_parts, in_parts.init(jax.random.key(1)), learners, random_trajectory()
-    )
-    got = on_host(state.params) - before
-    assert np.linalg.norm(expected) > 1e-2
+def test_an_update_in_microbatches_is_that_of_the_whole_batch() -> None:
+    learner = make_learner(2, num_microbatches=4)
+    state, logs = update(learner, new_state(2), 2, random_trajectory())
+    expected, expected_logs = updated()
+    before = on_host(params())
+    assert np.linalg.norm(on_host(expected.params) - before) > 1e-2
     # The difference of parameters has float32's rounding of the parameters themselves.
-    assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(before)
-    assert got_logs.keys() == logs.keys()
-    for name, value in jax.device_get(logs).items():
-        assert float(got_logs[name]) == pytest.approx(float(value), rel=1e-5), name
+    difference = on_host(state.params) - on_host(expected.params)
+    assert np.linalg.norm(difference) < 1e-5 * np.linalg.norm(before)
+    check_logs(logs, expected_logs)
 
 
 def test_several_lanes_are_one_batch() -> None:
-    halves = cut(random_trajectory(), 2)
+    halves = shards_of(random_trajectory(), 2)
     learner = make_learner(2, envs_per_actor=B // 2)
-    state, logs = update(learner, learner.init(jax.random.key(1)), 2, *halves)
-    one = make_learner(1)
-    expected, expected_logs = update(one, one.init(jax.random.key(1)), 1, random_trajectory())
+    state, logs = update(learner, new_state(2), 2, *halves)
+    expected, expected_logs = updated()
     assert relative(state.params, expected.params) < 1e-5
     assert float(logs["loss"]) == pytest.approx(float(expected_logs["loss"]), rel=1e-5)
 
 
 @functools.cache
 def compiled_loss(**changes: Any) -> Any:
-    learner = make_learner(1, **changes)
-    return jax.jit(learner.loss), learner.init(jax.random.key(1)).params
+    return jax.jit(make_learner(1, **changes).loss)
 
 
 def loss(trajectory: Trajectory, **changes: Any) -> dict[str, float]:
-    function, params = compiled_loss(**changes)
-    total, logs = function(params, trajectory)
+    total, logs = compiled_loss(**changes)(params(), trajectory)
     return {"loss": float(total), **{name: float(value) for name, value in logs.items()}}
 
 
@@ -208,7 +219,7 @@ def test_losses_are_means_over_all_elements() -> None:
     trajectory = random_trajectory()
     masked = trajectory.timestep.first[1:].sum(axis=0)
     assert masked.min() == 0 and masked.max() > 2
-    columns = [loss(column) for column in cut(trajectory, B)]
+    columns = [loss(column) for column in shards_of(trajectory, B)]
     for name, value in loss(trajectory).items():
         assert value == pytest.approx(np.mean([column[name] for column in columns]), rel=1e-4), name
 
@@ -236,9 +247,9 @@ def test_rewards_are_scaled_then_clipped_for_learning_only() -> None:
     assert loss(trajectory, reward_scale=0.5)["loss"] != loss(trajectory)["loss"]
 
     learner = make_learner(1, reward_clip=1.0)
-    unroll = unroll_of(trajectory, 1)
+    unroll = unroll_of(trajectory, topology(1))
     learner.add([unroll])
-    learner.update(learner.init(jax.random.key(1)))
+    learner.update(new_state())
     np.testing.assert_array_equal(unroll.shards[0].timestep.reward, rewards)
 
 
@@ -289,7 +300,7 @@ def test_gradients_are_clipped_by_their_global_norm_and_logged_before() -> None:
     updates = [optimizer.update(gradient, state)[0]["a"] for gradient in (small, large)]
     np.testing.assert_allclose(*updates, rtol=1e-5)
     learner = make_learner(1, optimizer=OptimizerConfig(max_gradient_norm=1e-3))
-    _, logs = update(learner, learner.init(jax.random.key(1)), 1, random_trajectory())
+    _, logs = update(learner, new_state(), 1, random_trajectory())
     expected = float(optax.tree.norm(whole_gradient()[0]))
     assert float(logs["gradient_norm"]) == pytest.approx(expected, rel=1e-5)
     assert expected > 1e-2

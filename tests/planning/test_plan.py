@@ -21,7 +21,7 @@ from sebulba.cli import plan_table
 from sebulba.cli.main import main
 from sebulba.devices import placement, tpu_slices
 from sebulba.devices.compiler import Program, find_collectives, inspect, reason
-from sebulba.learners import SynchronizedUpdate
+from sebulba.learners import Learner, SynchronizedUpdate, VTraceLearner
 from sebulba.planning import plan
 from sebulba.planning.lowering import Lowered, lower
 from sebulba.planning.plan import Row
@@ -165,6 +165,19 @@ def test_an_update_in_microbatches() -> None:
     assert gradient.all_reduce_bytes > 0 == rest.all_reduce_bytes
 
 
+def test_a_learner_that_does_not_say_how_to_lower_its_update_is_refused() -> None:
+    class Opaque(VTraceLearner):
+        lower = Learner.lower
+
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=Opaque)
+    config = tiny("vtrace-catch")
+    spec = probe(default_make_env(config))
+    with pytest.raises(
+        ConfigError, match=r"vtrace cannot be planned \(Opaque .*\): define .* lower"
+    ):
+        lower(algorithm, config, spec, Topology.split(1, jax.devices()[:3]))
+
+
 def test_replay_on_the_device_takes_memory() -> None:
     config = tiny("r2d2-catch")
     assert isinstance(config, R2D2Config)
@@ -294,7 +307,7 @@ def test_sensible_layouts() -> None:
     ("words", "message"),
     [
         (["plan", "--slice", "v3-8"], "preset must come first"),
-        (["plan", "vtrace-catch"], "slice '' is unknown"),
+        (["plan", "vtrace-catch"], "--slice"),
         (["plan", "vtrace-catch", "--slice", "v5e-3"], "v5e-4, v5e-8"),
         (["plan", "vtrace-catch", "--slice", "v3-8", "--batch-size", "33"], "batch_size 33"),
     ],
@@ -308,7 +321,7 @@ def test_wrong_input(words: list[str], message: str, capsys: pytest.CaptureFixtu
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["plan", "--help"])
+        main(["plan", "vtrace-catch", "--help"])
     assert end.value.code == 0 and "--slice NAME" in capsys.readouterr().out
 
 

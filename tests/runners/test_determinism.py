@@ -67,7 +67,7 @@ def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(shape: str, la
         assert lags(run, "mean") == lags(run, "max") == asked
 
 
-def test_images_in_pieces_are_too() -> None:
+def test_images_in_microbatches_are_too() -> None:
     config = tiny(
         policy_lag="1",
         envs_per_actor=18,

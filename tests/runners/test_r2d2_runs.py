@@ -34,7 +34,7 @@ from sebulba.types import Timestep
 
 EXTRA_KEYS = {
     "replay_size",
-    "replay_ratio",
+    "samples_per_insert",
     "priority_quantile_10",
     "priority_quantile_50",
     "priority_quantile_90",
@@ -73,7 +73,7 @@ def test_metrics(changes: dict[str, Any], tmp_path: Path) -> None:
     # Less than one update is left to do.
     assert (
         config.replay.samples_per_insert - 0.1
-        < last["replay_ratio"]
+        < last["samples_per_insert"]
         <= config.replay.samples_per_insert
     )
     quantiles = [last[f"priority_quantile_{q}"] for q in (10, 50, 90)]

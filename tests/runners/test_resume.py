@@ -36,12 +36,13 @@ def train(out: Path, total_steps: int, **changes: Any) -> sebulba.TrainResult:
     return sebulba.train(config, progress=False, **parts)
 
 
-DECAYING = dataclasses.replace(tiny().optimizer, decay_to_zero=True)
+CONSTANT = tiny().optimizer
+DECAYING = dataclasses.replace(CONSTANT, decay_to_zero=True)
 """Its state has a second count."""
 
 
 def checkpoint(
-    out: Path, update: int, optimizer: sebulba.OptimizerConfig = tiny().optimizer
+    out: Path, update: int, optimizer: sebulba.OptimizerConfig = CONSTANT
 ) -> tuple[Any, dict[str, float]]:
     """State, in NumPy, and counts of one checkpoint."""
     saved = Checkpointer(checkpoints_in(out))

@@ -321,7 +321,7 @@ def test_updates_due_follow_from_counting(samples_per_insert: float, per_turn: i
 
 def test_quantiles_of_the_priorities() -> None:
     replay, feed = new_replay(), Feed(0)
-    assert set(replay.metrics()) == {"replay_size", "replay_ratio"}
+    assert set(replay.metrics()) == {"replay_size", "samples_per_insert"}
     feed.into(replay, 12)
     powers = np.concatenate([shard.priorities.powers for shard in replay._shards])
     values = powers[powers > 0] ** (1 / 0.9)
