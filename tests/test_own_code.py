@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,20 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(autouse=True)
-def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user has it: the example is imported from its directory, and there is one device."""
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As a user has it: the example is imported from its directory, and there is one device.
+
+    What it registers, and the module itself, are gone after the test.
+    """
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
     monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(sebulba.presets, "PRESETS", dict(sebulba.presets.PRESETS))
+    for module in (sebulba.algorithms, sebulba.envs):
+        monkeypatch.setattr(module, "_REGISTERED", dict(module._REGISTERED))
+    yield
+    for name in ("own_algorithm", "own_environment"):
+        sys.modules.pop(name, None)
 
 
 def command(*words: Any) -> str:

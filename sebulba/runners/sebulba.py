@@ -43,7 +43,9 @@ class SebulbaRun:
         self._directory = directory
         self.rows: list[Row] = []
         self._state, self._turn, counts = start
-        self._logged_turn = self._saved_turn = self._turn
+        self._logged_turn = self._turn
+        # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
+        self._saved_turn: int | None = self._turn if config.resume else None
         self.updates = int(counts["updates"])
         lanes = len(topology.inference) * config.actors_per_device
         self._schedule = Schedule(lanes, parts.unrolls_per_turn, self._turn, config.policy_lag)
@@ -168,7 +170,7 @@ class SebulbaRun:
         self._collect(under_way=0)
         if self._turn > self._logged_turn:
             self._log(display)
-        if self._turn > self._saved_turn:
+        if self._turn != self._saved_turn:
             self._save()
 
     def _take(self) -> list[Unroll]:

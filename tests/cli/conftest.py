@@ -14,6 +14,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     devices = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: devices)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it.
 
 
 @pytest.fixture(scope="session")

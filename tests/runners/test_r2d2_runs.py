@@ -63,7 +63,7 @@ def train(config: R2D2Config, num_devices: int = 1, **parts: Any) -> sebulba.Tra
 def test_metrics(changes: dict[str, Any], tmp_path: Path) -> None:
     network = NetworkConfig(hidden_sizes=(8,), core_size=8, core=changes.pop("core", "none"))
     config = tiny(out=tmp_path / "run", network=network, **changes)
-    result = train(config, 4)
+    result = train(config, 3)
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["update"] == result.updates > 4
     last = rows[-1]
