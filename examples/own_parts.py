@@ -15,8 +15,7 @@ import optax
 import tyro
 
 import sebulba
-from sebulba.agents.reference import Behavior, PolicyValue
-from sebulba.types import ActorOutput, Params, State
+from sebulba.types import Params, State
 
 
 class Bandit:
@@ -66,17 +65,19 @@ class LinearAgent:
 
     def act(
         self, params: Params, key: jax.Array, timestep: sebulba.Timestep, state: State
-    ) -> tuple[ActorOutput, State]:
+    ) -> tuple[sebulba.ActorOutput, State]:
         output, state = self.unroll(params, timestep, state)
         sample = self._policy.sample(key, output.policy)
         log_prob = self._policy.log_prob(output.policy, sample.raw)
-        return ActorOutput(sample.action, Behavior(log_prob, sample.raw)), state
+        behavior = sebulba.Behavior(log_prob, sample.raw)
+        return sebulba.ActorOutput(sample.action, behavior), state
 
     def unroll(
         self, params: Params, timesteps: sebulba.Timestep, state: State
-    ) -> tuple[PolicyValue, State]:
+    ) -> tuple[sebulba.PolicyValue, State]:
         observation = timesteps.observation
-        return PolicyValue(observation @ params["policy"], observation @ params["value"]), state
+        logits, value = observation @ params["policy"], observation @ params["value"]
+        return sebulba.PolicyValue(logits, value), state
 
 
 def main(total_steps: int = 100_000, seed: int = 0) -> float | None:

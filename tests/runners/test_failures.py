@@ -108,18 +108,16 @@ def test_the_note_names_the_device_that_acted(clock: Clock) -> None:
     assert sum(name in notes(caught) for name in names) == 1
 
 
-@SLOW
-def test_environment_raises_at_reset(clock: Clock, slow: bool) -> None:
+def test_environment_raises_at_reset(clock: Clock) -> None:
     with pytest.raises(Broken) as caught:
         made = HookedEnvs(on_reset=fail_at(clock, 0, steps=0))
-        run(tiny(total_steps=LONG), slow=slow, make_env=made)
+        run(tiny(total_steps=LONG), make_env=made)
     assert_raised_in(caught, "reset")
     assert "unroll 0" in notes(caught)
     assert all(env.closed for env in made.made)
 
 
-@SLOW
-def test_environment_of_one_actor_cannot_be_made(clock: Clock, slow: bool) -> None:
+def test_environment_of_one_actor_cannot_be_made(clock: Clock) -> None:
     made = HookedEnvs()
 
     def make_env(num_envs: int, seed: int) -> Env:
@@ -128,7 +126,7 @@ def test_environment_of_one_actor_cannot_be_made(clock: Clock, slow: bool) -> No
         return made(num_envs, seed)
 
     with pytest.raises(Broken) as caught:
-        run(tiny(total_steps=LONG), slow=slow, make_env=make_env)
+        run(tiny(total_steps=LONG), make_env=make_env)
     assert_raised_in(caught, "make_env")
     assert "in thread actor-" in notes(caught)
 
@@ -144,8 +142,7 @@ def test_no_environment_can_be_made_at_all(clock: Clock, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-@SLOW
-def test_agent_raises_while_it_acts(clock: Clock, slow: bool) -> None:
+def test_agent_raises_while_it_acts(clock: Clock) -> None:
     config = tiny(total_steps=LONG)
     agent = algorithms.make_policy_agent(config, HookedEnvs()(1, 0).spec)
     calls = iter(range(10**6))
@@ -164,7 +161,7 @@ def test_agent_raises_while_it_acts(clock: Clock, slow: bool) -> None:
             return output._replace(action=action), state
 
     with pytest.raises(Exception, match="broken on purpose") as caught:
-        run(config, slow=slow, agent=Agent())
+        run(config, agent=Agent())
     assert "in thread actor-" in notes(caught)
 
 
@@ -196,13 +193,12 @@ def test_learner_raises_at_an_update(clock: Clock, slow: bool) -> None:
     assert "in the learner, update 2" in notes(caught)
 
 
-@SLOW
 def test_metrics_cannot_be_written(
-    clock: Clock, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MetricsWriter, "write", lambda self, row: clock.breaks())
     with pytest.raises(Broken) as caught:
-        run(tiny(total_steps=LONG, out=tmp_path / "run"), slow=slow)
+        run(tiny(total_steps=LONG, out=tmp_path / "run"))
     assert_raised_in(caught, "breaks")
 
 

@@ -14,7 +14,7 @@ import pytest
 from whole_runs import Pictures, on, tiny, tiny_r2d2
 
 import sebulba
-from sebulba import NetworkConfig
+from sebulba import Config, NetworkConfig, envs
 from sebulba.metrics.progress import Progress
 from sebulba.rundir.directory import has_checkpoints
 
@@ -34,14 +34,29 @@ def strict() -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def test_trains_with_64_bits_and_checks_for_nan(strict: None) -> None:
+RECURRENT = NetworkConfig(core="lstm", core_size=8, hidden_sizes=(8,))
+IMAGES = NetworkConfig(torso="small", hidden_sizes=(8,))
+
+
+@pytest.mark.parametrize(
+    ("config", "make_env"),
+    [
+        (tiny(), envs.Catch),
+        pytest.param(tiny(network=IMAGES), Pictures, marks=pytest.mark.slow),
+        pytest.param(
+            tiny_r2d2(total_steps=700, storage="device", network=RECURRENT),
+            envs.Catch,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["vtrace", "images", "r2d2"],
+)
+def test_trains_with_64_bits_and_checks_for_nan(
+    strict: None, config: Config, make_env: Any
+) -> None:
     assert jnp.ones(1).dtype == jnp.float64
-    images = NetworkConfig(torso="small", hidden_sizes=(8,))
-    parts: dict[str, Any] = {"topology": on(1), "progress": False}
-    assert sebulba.train(tiny(network=images), make_env=Pictures, **parts).updates
-    recurrent = NetworkConfig(core="lstm", core_size=8, hidden_sizes=(8,))
-    config = tiny_r2d2(total_steps=700, storage="device", network=recurrent)
-    assert sebulba.train(config, **parts).updates
+    result = sebulba.train(config, make_env=make_env, topology=on(1), progress=False)
+    assert result.updates > 0
 
 
 def test_training_goes_on_when_nobody_reads_its_output(

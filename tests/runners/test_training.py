@@ -308,7 +308,8 @@ def test_training_leaves_the_process_as_it_was(make_env: Any, tmp_path: Path) ->
     with contextlib.suppress(RuntimeError):
         train(tiny(out=tmp_path), make_env=noting)
     assert settings() == before
-    if sys.platform == "linux":  # The actors' threads have another, which is theirs alone.
+    if sys.platform == "linux" and before["niceness"] < 19:
+        # The actors' threads have another, which is theirs alone.
         assert set(niceness) > {before["niceness"]}
 
 
