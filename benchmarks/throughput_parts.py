@@ -69,7 +69,7 @@ class Setup(NamedTuple):
       topology: the devices that act and learn.
       spec: of one actor's environments.
       agent: the preset's.
-      optimizer: the preset's, whose schedule does not depend on how long we measure.
+      optimizer: the preset's.
       params: fresh ones, on the first learner device.
       timesteps: recorded ones ``[B, ...]`` of one actor's environments.
     """
@@ -102,8 +102,7 @@ def prepare(config: Config) -> Setup:
     endless = dataclasses.replace(config.checkpoint, interval=NEVER)  # A checkpoint makes a row.
     config = dataclasses.replace(config, out=None, resume=False, checkpoint=endless)
     topology, _ = placement.choose(config, lambda n: algorithm.fits(config, n))
-    num_actors = len(topology.inference) * config.actors_per_device
-    optimizer = make_optimizer(config.optimizer, algorithm.num_updates(config, num_actors, 1))
+    optimizer = make_optimizer(config.optimizer)
     config = algorithm.for_trial(config)
     spec, timesteps = record(default_make_env(config), config)
     agent = algorithm.make_agent(config, spec, "training")
@@ -339,7 +338,7 @@ def update_measure(setup: Setup) -> Measure:
 
     def work() -> tuple[float, ArrayTree]:
         nonlocal state
-        state, logs = learner.update(state)
+        state, logs = learner.update(state, progress=0.0)
         return steps, logs
 
     def measure(seconds: float) -> Measurement:

@@ -101,14 +101,6 @@ class Algorithm(Generic[C]):
     steps_before_learning: Callable[[C, int], int] = lambda config, num_actors: 0
     for_trial: Callable[[C], C] = lambda config: config
 
-    def num_updates(self, config: C, num_actors: int, num_hosts: int) -> int:
-        """Updates in ``total_steps``, for the decay of the learning rate.
-
-        It is a little less than the real number, because auto-resets do not count as steps.
-        """
-        steps = config.total_steps / num_hosts - self.steps_before_learning(config, num_actors)
-        return max(1, -int(-steps // self.steps_per_update(config)))
-
     def fits(self, config: C, num_learners: int) -> bool:
         """Whether the sizes of ``config`` divide over ``num_learners`` devices of a host."""
         return self.fit(config, num_learners) == config

@@ -60,8 +60,7 @@ class OptimizerConfig:
     name: Literal["rmsprop", "adam"] = "rmsprop"
     learning_rate: Positive = 6e-4
     decay_to_zero: bool = True
-    """Decay the learning rate linearly to 0 at total_steps. It reaches 0 a little early, because
-    steps in which an environment resets take up room in batches but do not count as steps."""
+    """Decay the learning rate linearly to 0 at total_steps."""
     epsilon: Positive = 1e-8
     """rmsprop: added to the mean square before taking its root; adam: added to the root."""
     rms_decay: ShareBelow1 = 0.99

@@ -75,8 +75,8 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
         learner: Any = algorithm.make_learner(*parts)
         update = learner.update
 
-        def keeping(state: Any) -> Any:
-            state, logs = update(state)
+        def keeping(state: Any, progress: float) -> Any:
+            state, logs = update(state, progress)
             last[:] = [learner.params(state)]
             return state, logs
 
@@ -107,7 +107,7 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
         env = envs.PreviousAction(env)
     algorithm = algorithms.of(config)
     agent = algorithm.make_agent(config, env.spec, "training")
-    optimizer = make_optimizer(config.optimizer, 1)
+    optimizer = make_optimizer(config.optimizer)
     learner: Any = algorithm.make_learner(config, agent, env.spec, optimizer, topology)
     state = learner.init(jax.random.key(1))
     first = HOST * len(topology.learners)

@@ -52,7 +52,7 @@ def make_env(num_envs: int = B) -> envs.PreviousAction:
 
 SPEC = make_env().spec
 AGENT = QAgent(CONFIG.network, SPEC)
-OPTIMIZER = make_optimizer(CONFIG.optimizer, 100)
+OPTIMIZER = make_optimizer(CONFIG.optimizer)
 COMPILED: dict[tuple[int, int], R2D2Learner] = {}
 
 

@@ -169,10 +169,10 @@ class HookedLearner(Learner):
     def add(self, unrolls: Sequence[Unroll]) -> int:
         return self._learner.add(unrolls)
 
-    def update(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def update(self, state: Any, progress: float) -> tuple[Any, dict[str, jax.Array]]:
         self._before_update(self._updates)
         self._updates += 1
-        return self._learner.update(state)
+        return self._learner.update(state, progress)
 
     def prepare(self) -> str | None:
         return self._learner.prepare()

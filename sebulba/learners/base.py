@@ -41,8 +41,14 @@ class Learner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def update(self, state: Any) -> tuple[Any, Logs]:
-        """One update: returns the next state and scalars to log. ``state`` is donated."""
+    def update(self, state: Any, progress: float) -> tuple[Any, Logs]:
+        """One update: returns the next state and scalars to log. ``state`` is donated.
+
+        Args:
+          state: as ``init`` or the last update returned it.
+          progress: share of ``total_steps`` that is done, from 0 to 1 and the same on all hosts.
+            For what changes during training, such as a learning rate that decays.
+        """
 
     def prepare(self) -> str | None:
         """Allocate what the learner keeps besides its state, such as a replay.

@@ -173,12 +173,12 @@ class R2D2Learner(Learner):
         """Insert the unrolls; the updates due follow from the number of sequences inserted."""
         return self.replay.insert(unrolls, self._errors, self._priority)
 
-    def update(self, state: R2D2State) -> tuple[R2D2State, Logs]:
+    def update(self, state: R2D2State, progress: float) -> tuple[R2D2State, Logs]:
         """One update on a batch from the replay; ``state`` is donated."""
         # Only the first update has no batch prefetched.
         samples = self._prefetched or self.replay.sample()
         batch = self._batch(samples)
-        train, logs, priorities = self.synchronized(state.train, (batch,), state.target)
+        train, logs, priorities = self.synchronized(state.train, (batch,), state.target, progress)
         target, updates = self._update_target(state.target, train.params, state.updates)
         # While the devices work, store the priorities of the update before this one and draw the
         # next batch, which therefore does not know this update's priorities yet.

@@ -79,9 +79,9 @@ class TrajectoryLearner(Learner):
         )
         return 1
 
-    def update(self, state: TrainState) -> tuple[TrainState, Logs]:
+    def update(self, state: TrainState, progress: float) -> tuple[TrainState, Logs]:
         """One synchronized update on this turn's trajectories; ``state`` is donated."""
-        state, logs, _ = self.synchronized(state, self._turn)
+        state, logs, _ = self.synchronized(state, self._turn, progress=progress)
         return state, logs
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -72,7 +73,8 @@ class SynchronizedUpdate:
         """
         self._loss = loss
         self._axes = axes
-        self._optimizer = optimizer
+        # Optimizers of the user's own may not know of ``progress``.
+        self._optimizer = optax.with_extra_args_support(optimizer)
         self._topology = topology
         self._num_microbatches = num_microbatches
         self._one_call = jax.jit(self._update, donate_argnums=0)
@@ -81,7 +83,7 @@ class SynchronizedUpdate:
         self._apply = jax.jit(self._apply_mean, donate_argnums=0)
 
     def __call__(
-        self, state: TrainState, batch: Batch, fixed: ArrayTree = ()
+        self, state: TrainState, batch: Batch, fixed: ArrayTree = (), progress: float = 0.0
     ) -> tuple[TrainState, Logs, list[ArrayTree]]:
         """One update; ``state`` is donated.
 
@@ -89,17 +91,21 @@ class SynchronizedUpdate:
           state: replicated.
           batch: global arrays, divided over the learner devices along B.
           fixed: replicated; see ``Loss``.
+          progress: share of the training that is done, from 0 to 1, for learning rates that decay.
+            The same on all hosts.
 
         Returns:
           The new state, logs, and the loss's ``per_sequence`` of each microbatch.
         """
+        # A NumPy scalar is an argument of the compiled program; a float would be a constant in it.
+        done = np.float32(progress)
         if self._num_microbatches == 1:
-            state, logs, per_sequence = self._one_call(state, batch, fixed)
+            state, logs, per_sequence = self._one_call(state, batch, fixed, done)
             return state, logs, [per_sequence]
         # A Python loop, not lax.scan: on a device that also acts, an actor's step can run between
         # two programs but not in the middle of one.
         parts = [self._gradient(state.params, batch, fixed, index) for index in self._indices]
-        state, logs = self._apply(state, [part[:2] for part in parts])
+        state, logs = self._apply(state, [part[:2] for part in parts], done)
         return state, logs, [per_sequence for _, _, per_sequence in parts]
 
     def lower(
@@ -110,8 +116,9 @@ class SynchronizedUpdate:
         The arguments are those of a call, but may be ``jax.ShapeDtypeStruct`` with shardings on
         devices that this machine does not have.
         """
+        done = np.float32(0)
         if self._num_microbatches == 1:
-            return [(self._one_call.lower(state, batch, fixed), 1)]
+            return [(self._one_call.lower(state, batch, fixed, done), 1)]
         replicated = self._topology.replicated()
         index = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         gradient = self._gradient.lower(state.params, batch, fixed, index)
@@ -119,7 +126,7 @@ class SynchronizedUpdate:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated),
             gradient.out_info[:2],
         )
-        apply = self._apply.lower(state, [part] * self._num_microbatches)
+        apply = self._apply.lower(state, [part] * self._num_microbatches, done)
         return [(gradient, self._num_microbatches), (apply, 1)]
 
     def gradient(
@@ -162,16 +169,18 @@ class SynchronizedUpdate:
         return [jax.device_put(jnp.int32(i), replicated) for i in range(self._num_microbatches)]
 
     def _update(
-        self, state: TrainState, batch: Batch, fixed: ArrayTree
+        self, state: TrainState, batch: Batch, fixed: ArrayTree, progress: jax.Array
     ) -> tuple[TrainState, Logs, ArrayTree]:
         gradient, logs, per_sequence = self.gradient(state.params, batch, fixed)
-        return *self._apply_mean(state, [(gradient, logs)]), per_sequence
+        return *self._apply_mean(state, [(gradient, logs)], progress), per_sequence
 
     def _apply_mean(
-        self, state: TrainState, parts: list[tuple[Params, Logs]]
+        self, state: TrainState, parts: list[tuple[Params, Logs]], progress: jax.Array
     ) -> tuple[TrainState, Logs]:
         gradient, logs = jax.tree.map(lambda *leaves: _mean(leaves), *parts)
-        updates, opt_state = self._optimizer.update(gradient, state.opt_state, state.params)
+        updates, opt_state = self._optimizer.update(
+            gradient, state.opt_state, state.params, progress=progress
+        )
         params = optax.apply_updates(state.params, updates)
         # The norm before the optimizer clips it.
         logs = {**logs, "gradient_norm": optax.tree.norm(gradient)}

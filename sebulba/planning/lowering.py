@@ -69,7 +69,7 @@ def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: To
     shards, _ = jax.eval_shape(program.finish, carry, timestep)
     epsilons = _on(here, exploration.epsilons) if exploration else ()
     # The number of updates is a constant in the schedule: any number costs the same.
-    optimizer = make_optimizer(config.optimizer, config.total_steps)
+    optimizer = make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     state = _on(topology.replicated(), jax.eval_shape(learner.init, key))
     try:

@@ -155,7 +155,9 @@ class SebulbaRun:
         count = count_turn(unrolls, interrupted, self._topology)
         self._pending.append((self._count_turn, count))
         for _ in range(self._learner.add(unrolls)):
-            self._state, logs = self._learner.update(self._state)
+            # Of the steps that have been counted, which are those of all hosts and the same on all.
+            progress = min(1.0, self._meter.steps / self._config.total_steps)
+            self._state, logs = self._learner.update(self._state, progress)
             self.updates += 1
             self._pending.append((self._meter.add_logs, logs))
             self._collect(under_way=1)

@@ -127,9 +127,7 @@ def _make_parts(
         make_env = environments.with_last_action(config, make_env)
     spec = environments.probe(make_env)._replace(num_envs=config.envs_per_actor)
     agent = agent or algorithm.make_agent(config, spec, "training")
-    optimizer = optimizer or make_optimizer(
-        config.optimizer, algorithm.num_updates(config, num_actors, topology.num_hosts)
-    )
+    optimizer = optimizer or make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     _check_learner(learner)
     # Exploration is spread over the environments of all hosts, not repeated on each.

@@ -75,7 +75,7 @@ def test_a_learner_takes_what_is_given_or_else_its_own_choice(
         config,
         algorithm.make_agent(config, spec, "training"),
         spec,
-        make_optimizer(config.optimizer, 1),
+        make_optimizer(config.optimizer),
         Topology.split(1, jax.devices()[:1]),
     )
     assert isinstance(learner, VTraceLearner | R2D2Learner)

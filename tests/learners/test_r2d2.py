@@ -103,7 +103,7 @@ def update_once(learners: int, microbatches: int) -> tuple[R2D2Learner, list[dic
         dict(zip(sample.indices.tolist(), values, strict=True))
         for sample, values in zip(samples, np.split(np.array(priorities), learners), strict=True)
     ]
-    learner.update(new_state(learners))
+    learner.update(new_state(learners), progress=0.0)
     learner._write_back()
     return learner, expected
 
@@ -180,7 +180,7 @@ def test_parameters_stay_bit_identical_on_every_learner_device() -> None:
     due = fill(learner, 4)
     state = new_state(4)
     for _ in range(due):
-        state, _ = learner.update(state)
+        state, _ = learner.update(state, progress=0.0)
     assert np.abs(flat(state.train.params) - flat(params())).max() > 1e-3
     for leaf in jax.tree.leaves(state):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
@@ -237,7 +237,7 @@ def test_the_target_network_is_copied_every_so_many_updates() -> None:
     assert_same(state.target, state.train.params)
     target = params()
     for k in range(1, 9):
-        state, _ = learner.update(state)
+        state, _ = learner.update(state, progress=0.0)
         now = jax.device_get(state.train.params)
         assert np.abs(flat(now) - flat(target)).max() > 0
         target = now if k % CONFIG.target_update_period == 0 else target

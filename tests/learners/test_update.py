@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ def topology(learners: int) -> Topology:
 def make_learner(learners: int = 1, **changes: Any) -> VTraceLearner:
     config = dataclasses.replace(CONFIG, **changes)
     agent = PolicyAgent(config.network, SPEC, POLICY)
-    optimizer = make_optimizer(config.optimizer, 100)
+    optimizer = make_optimizer(config.optimizer)
     return VTraceLearner(config, agent, SPEC, optimizer, topology(learners))
 
 
@@ -81,7 +82,7 @@ def params() -> Any:
 
 
 def new_state(learners: int = 1) -> TrainState:
-    state: Any = TrainState(params(), make_optimizer(CONFIG.optimizer, 100).init(params()))
+    state: Any = TrainState(params(), make_optimizer(CONFIG.optimizer).init(params()))
     # Copies, since updates donate them.
     placed: TrainState = jax.device_put(
         jax.tree.map(np.array, state), topology(learners).replicated(), may_alias=False
@@ -98,7 +99,7 @@ def assembled(trajectory: Trajectory, learners: int) -> Trajectory:
 def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Trajectory) -> Any:
     unrolls = [unroll_of(trajectory, topology(learners)) for trajectory in trajectories]
     assert learner.add(unrolls) == 1
-    return learner.update(state)
+    return learner.update(state, progress=0.0)
 
 
 @functools.cache
@@ -249,7 +250,7 @@ def test_rewards_are_scaled_then_clipped_for_learning_only() -> None:
     learner = make_learner(1, reward_clip=1.0)
     unroll = unroll_of(trajectory, topology(1))
     learner.add([unroll])
-    learner.update(new_state())
+    learner.update(new_state(), progress=0.0)
     np.testing.assert_array_equal(unroll.shards[0].timestep.reward, rewards)
 
 
@@ -259,15 +260,15 @@ def test_costs_weigh_the_terms() -> None:
     assert logs["loss"] == pytest.approx(total, rel=1e-5)
 
 
-def sizes(config: OptimizerConfig, num_updates: int, count: int) -> list[float]:
+def sizes(config: OptimizerConfig, progress: Sequence[float]) -> list[float]:
     """Sizes of the updates of one parameter whose gradient stays 1."""
-    optimizer = make_optimizer(config, num_updates)
+    optimizer = make_optimizer(config)
     params = {"w": jnp.ones(())}
     state = optimizer.init(params)
     step = jax.jit(optimizer.update)
     found = []
-    for _ in range(count):
-        updates, state = step({"w": jnp.ones(())}, state, params)
+    for done in progress:
+        updates, state = step({"w": jnp.ones(())}, state, params, progress=done)
         found.append(-float(updates["w"]))
     return found
 
@@ -275,8 +276,9 @@ def sizes(config: OptimizerConfig, num_updates: int, count: int) -> list[float]:
 @pytest.mark.parametrize("name", ["adam", "rmsprop"])
 def test_the_learning_rate_falls_to_zero(name: str) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.5, max_gradient_norm=10)
-    falling = np.array(sizes(config, 4, 6))
-    constant = np.array(sizes(dataclasses.replace(config, decay_to_zero=False), 4, 6))
+    progress = [0, 0.25, 0.5, 0.75, 1, 1]
+    falling = np.array(sizes(config, progress))
+    constant = np.array(sizes(dataclasses.replace(config, decay_to_zero=False), progress))
     np.testing.assert_allclose(falling / constant, [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
     assert (constant > 0).all()
 
@@ -290,11 +292,11 @@ def test_rmsprop_is_that_of_the_paper() -> None:
     for _ in range(4):
         mean_square = 0.9 * mean_square + 0.1
         expected.append(0.5 / (mean_square + 0.25) ** 0.5)
-    np.testing.assert_allclose(sizes(config, 1, 4), expected, rtol=1e-5)
+    np.testing.assert_allclose(sizes(config, [0] * 4), expected, rtol=1e-5)
 
 
 def test_gradients_are_clipped_by_their_global_norm_and_logged_before() -> None:
-    optimizer = make_optimizer(OptimizerConfig(max_gradient_norm=0.5), 10)
+    optimizer = make_optimizer(OptimizerConfig(max_gradient_norm=0.5))
     small, large = {"a": jnp.array([0.3, 0.4])}, {"a": jnp.array([30.0, 40.0])}
     state = optimizer.init(small)
     updates = [optimizer.update(gradient, state)[0]["a"] for gradient in (small, large)]

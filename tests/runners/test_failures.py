@@ -382,8 +382,8 @@ def test_an_optimizer_may_leave_out_what_is_not_finite() -> None:
 
 def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: Path) -> None:
     class Silent(VTraceLearner):
-        def update(self, state: Any) -> Any:
-            state, _ = super().update(state)
+        def update(self, state: Any, progress: float) -> Any:
+            state, _ = super().update(state, progress)
             return jax.tree.map(lambda leaf: leaf * jnp.nan, state), {}
 
     config = tiny(total_steps=2000, out=tmp_path, checkpoint=CheckpointConfig(interval=3))

@@ -23,14 +23,12 @@ from sebulba import (
     ReplayCheckpointConfig,
     ReplayConfig,
     algorithms,
-    envs,
     inference,
 )
 from sebulba.cli import main as cli
 from sebulba.learners import R2D2Learner
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoints_in
-from sebulba.types import Timestep
 
 EXTRA_KEYS = {
     "replay_size",
@@ -275,21 +273,3 @@ def test_continuous_actions_are_refused(
     message = " ".join(capfd.readouterr().err.replace("│", " ").split())
     assert "Pendulum-v1" in message and "discrete actions" in message and "V-trace" in message
     assert not (tmp_path / "run").exists()
-
-
-class Endless(envs.Catch):
-    """Catch whose episodes never end, so that every step counts."""
-
-    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
-        timestep = super().step(action)
-        return timestep._replace(first=np.zeros_like(timestep.first))
-
-
-@pytest.mark.parametrize("ratio", [0.5, 3.0])
-def test_the_learning_rate_falls_over_the_updates_there_will_be(ratio: float) -> None:
-    config = tiny(total_steps=2000, samples_per_insert=ratio)
-    expected = algorithms.R2D2.num_updates(config, 2, 1)
-    updates = train(config, make_env=Endless).updates
-    # The first turn that learns is the one that fills the replay, and the last is not full.
-    two_turns = 2 * ratio * config.envs_per_actor / config.batch_size
-    assert expected >= 10 and expected - 1 <= updates <= expected + two_turns

@@ -21,7 +21,7 @@ import pytest
 from whole_runs import HookedEnvs, on, rows_of, tiny
 
 import sebulba
-from sebulba import ActorOutput, PolicyValue, algorithms, envs, presets
+from sebulba import ActorOutput, OptimizerConfig, PolicyValue, algorithms, envs, presets
 from sebulba.agents import distributions
 from sebulba.agents.reference import Behavior
 from sebulba.learners import VTraceLearner
@@ -316,3 +316,49 @@ def test_training_leaves_the_process_as_it_was(make_env: Any, tmp_path: Path) ->
 def test_one_run_after_another_in_one_process() -> None:
     updates = [train(tiny(seed=seed)).updates for seed in (0, 1)]
     assert updates[0] > 0 and updates[1] > 0
+
+
+class OneStep:
+    """Episodes of one step, so that every second step of an environment is an auto-reset."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self._env = envs.Catch(num_envs, seed)
+        self._first = np.zeros(num_envs, bool)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._env.spec
+
+    def reset(self) -> Timestep:
+        self._first = np.ones_like(self._first)
+        return self._env.reset()._replace(first=self._first)
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        self._first = ~self._first
+        last = ~self._first
+        timestep = self._env.step(action)
+        ones = np.ones(len(last), np.float32)
+        return timestep._replace(reward=last * ones, discount=1 - last * ones, first=self._first)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def test_the_learning_rate_reaches_zero_at_the_last_counted_step() -> None:
+    """Half of the steps are auto-resets: they make batches larger, and training no shorter."""
+    config = tiny(total_steps=400, optimizer=OptimizerConfig(name="adam", learning_rate=1e-2))
+    seen = []
+
+    class Watched(VTraceLearner):
+        def update(self, state: Any, *more: Any) -> Any:
+            before = jax.device_get(self.params(state))
+            state, logs = super().update(state, *more)
+            after = jax.device_get(self.params(state))
+            moved = jax.tree.map(lambda one, other: np.abs(one - other).max(), before, after)
+            seen.append(max(jax.tree.leaves(moved)))
+            return state, logs
+
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=Watched)
+    train(config, algorithm=algorithm, make_env=OneStep)
+    assert len(seen) == 40  # Of 20 steps, half of which count.
+    assert min(seen[:30]) > 1e-3 and seen[-1] < 0.1 * seen[0]
