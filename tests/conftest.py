@@ -11,8 +11,10 @@ from pathlib import Path
 
 # Read once, when jax is first used: before any test module imports it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What is compiled runs for moments here: to optimize it less takes less time in all.
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+    "--xla_backend_optimization_level=0"
 )
 # The same small programs are compiled again and again, within one run of the tests and between.
 os.environ.setdefault(
