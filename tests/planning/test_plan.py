@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from paths import ROOT
 from rich.console import Console
@@ -138,8 +139,10 @@ def test_the_plan_compiles_what_a_run_calls(preset: str, monkeypatch: pytest.Mon
     config = tiny(preset)
     topology = Topology.split(1, jax.devices()[:3])
 
-    def spy(self: SynchronizedUpdate, state: Any, batch: Any, fixed: Any = ()) -> Any:
-        raise Called(shapes((state, batch, fixed)))
+    def spy(
+        self: SynchronizedUpdate, state: Any, batch: Any, fixed: Any = (), progress: float = 0.0
+    ) -> Any:
+        raise Called(shapes((state, batch, fixed, np.float32(progress))))
 
     monkeypatch.setattr(SynchronizedUpdate, "__call__", spy)
     with pytest.raises(Called) as called:
