@@ -9,7 +9,7 @@ cd examples && sebulba train own_algorithm:a2c-catch    # with every option, --h
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from sebulba import losses
 class A2CConfig(sebulba.Config):
     """A2C: its gradient is right only for the policy that acted, so actors wait for updates."""
 
-    policy_lag: Any = "0"
-    """A2C needs 0: act on exactly the parameters that the update starts from."""
+    policy_lag: Literal["0"] = "0"
+    """Act on exactly the parameters that the update starts from: A2C allows nothing else."""
     discount: float = 0.99
     """gamma."""
     baseline_cost: float = 0.5
@@ -42,7 +42,13 @@ class A2CLearner(sebulba.TrajectoryLearner):
         optimizer: Any,
         topology: sebulba.Topology,
     ) -> None:
-        super().__init__(agent, optimizer, topology, config.batch_size // config.envs_per_actor)
+        super().__init__(
+            agent,
+            optimizer,
+            topology,
+            unrolls_per_turn=config.batch_size // config.envs_per_actor,
+            num_microbatches=config.num_microbatches or 1,
+        )
         self._config = config
         self._policy = sebulba.distributions.make(spec.action, config.network.squash)
 
