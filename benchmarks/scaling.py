@@ -32,7 +32,7 @@ import tyro
 import sebulba
 from sebulba import algorithms, presets, read_metrics
 from sebulba.config import Config
-from sebulba.devices import distributed, placement
+from sebulba.devices import cluster, distributed, placement
 from sebulba.devices.topology import Topology
 from sebulba.metrics.meter import Row
 from sebulba.validation import ConfigError
@@ -77,7 +77,7 @@ def main(options: Options) -> None:
     if options.here:
         cloud = cloud_tpu.describe(options.tpu_name, options.wait)
         print(f"Cloud TPU: {cloud}")
-        distributed.initialize()
+        cluster.initialize()
         measured, lead = measure_here(options, cloud), distributed.is_primary()
     for row in measured:
         rows.append(row)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sebulba.agents.reference import Behavior, PolicyAgent, PolicyValue, QAgent
     from sebulba.algorithms import Algorithm
     from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
-    from sebulba.devices.distributed import initialize
+    from sebulba.devices.cluster import initialize
     from sebulba.devices.topology import Topology
     from sebulba.learners.base import Learner
     from sebulba.learners.r2d2 import R2D2Config, ReplayCheckpointConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sebulba.learners.vtrace import VTraceConfig
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
-    from sebulba.runners.training import TrainResult, train
+    from sebulba.runners.training import Interrupted, TrainResult, train
     from sebulba.types import (
         ActorOutput,
         Agent,
@@ -57,6 +57,7 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Evaluation",
+    "Interrupted",
     "Learner",
     "NetworkConfig",
     "OptimizerConfig",
@@ -104,6 +105,7 @@ _MODULES = {
     "Env": "sebulba.types",
     "EnvSpec": "sebulba.types",
     "Evaluation": "sebulba.runners.evaluation",
+    "Interrupted": "sebulba.runners.training",
     "Learner": "sebulba.learners.base",
     "NetworkConfig": "sebulba.config",
     "OptimizerConfig": "sebulba.config",
@@ -126,7 +128,7 @@ _MODULES = {
     "evaluate": "sebulba.runners.evaluation",
     "evaluate_run": "sebulba.runners.evaluation",
     "inference": "sebulba.inference",
-    "initialize": "sebulba.devices.distributed",
+    "initialize": "sebulba.devices.cluster",
     "learners": "sebulba.learners",
     "losses": "sebulba.losses",
     "networks": "sebulba.agents.networks",

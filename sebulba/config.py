@@ -15,6 +15,7 @@ from sebulba.validation import (
     ConfigError,
     Count,
     Counts,
+    NotNegative,
     NotNegativeInt,
     OptionalCount,
     Positive,
@@ -129,6 +130,12 @@ class Config:
     data do not depend on timing."""
     log_every: Count = 50
     """Turns of the learner (for V-trace: updates) between two rows of metrics."""
+    stall_seconds: NotNegative = 300.0
+    """End the run if nothing has moved for so long, and say what stands still; 0: never. Compiling
+    may take six times as long."""
+    grace_seconds: Positive = 30.0
+    """How long nothing may move after Ctrl-C or SIGTERM, before the process ends without another
+    checkpoint."""
     network: NetworkConfig = NetworkConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

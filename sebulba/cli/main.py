@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from sebulba.cli import evaluate, options, output, plan, pod, presets, train, tune
+from sebulba.runtime.watchdog import INTERRUPTED, HostError, StallError, exit_code
 from sebulba.validation import ConfigError
 
-_INTERRUPTED = 130
 # Each takes the words after its name; its docstring is its help.
 _COMMANDS = {
     "train": train.run,
@@ -22,7 +22,11 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exits with 2 where the input is wrong, 130 where interrupted."""
+    """Run one command.
+
+    Exits with 2 where the input is wrong, 130 where it was asked to stop, 75 where nothing moved
+    any more, and 1 after any other failure.
+    """
     output.have_one()
     words = list(sys.argv[1:] if arguments is None else arguments)
     summaries = {
@@ -36,7 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         output.say_error(str(error))
         sys.exit(options.WRONG_INPUT)
+    except (StallError, HostError) as error:
+        output.say_error(str(error))
+        sys.exit(exit_code(error))
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     finally:
         output.forget_what_is_unread()

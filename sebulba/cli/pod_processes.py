@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from sebulba.runtime.threads import Interrupt
+from sebulba.runtime.interrupt import Interrupt
 
 GRACE_SECONDS = 30.0
 """How long the others may take to end after the first process has failed."""

@@ -28,6 +28,8 @@ class Launch:
     """How many processes there are, with --coordinator."""
     process_id: int | None = None
     """Which of them this is, from 0."""
+    heartbeat_seconds: int = 100
+    """A host that is not heard of for so long counts as dead, and the others end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,11 +45,16 @@ def run(words: Sequence[str]) -> None:
     default = options.preset(words, "train", run.__doc__)
     given = parse(default, words[1:])
 
-    from sebulba.devices import distributed
+    from sebulba.devices import cluster, distributed
     from sebulba.runners import training
 
     config, launch = given.config, given.launch
-    distributed.initialize(launch.coordinator, launch.num_processes, launch.process_id)
+    cluster.initialize(
+        launch.coordinator,
+        launch.num_processes,
+        launch.process_id,
+        heartbeat_seconds=launch.heartbeat_seconds,
+    )
     if config.out is None and distributed.num_hosts() > 1:
         raise ConfigError(
             f"out is None, but {distributed.num_hosts()} hosts write one run directory: name a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.inference.actor import Actor
+from sebulba.inference.actor import Actor, actor_name
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.exploration import Exploration, epsilon_ladder
 from sebulba.inference.params import ParamsSlot, Versioned
@@ -17,5 +17,6 @@ __all__ = [
     "Explore",
     "ParamsSlot",
     "Versioned",
+    "actor_name",
     "epsilon_ladder",
 ]

@@ -14,9 +14,15 @@ from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
 from sebulba.runtime import threads
+from sebulba.runtime.activity import Activity
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.types import ArrayTree, Env, Trajectory, Unroll
+
+
+def actor_name(lane: int) -> str:
+    """The name of an actor's thread."""
+    return f"actor-{lane}"
 
 
 class Actor:
@@ -32,6 +38,7 @@ class Actor:
         schedule: Schedule,
         key: jax.Array,
         exploration: ArrayTree = (),
+        activity: Activity | None = None,
     ) -> None:
         """Store the arguments; all work is done in ``run``, in the actor's own thread.
 
@@ -44,8 +51,9 @@ class Actor:
           schedule: which unroll is its first, and which version of the parameters each acts with.
           key: the key that all its random keys are derived from.
           exploration: argument of the program's ``explore``, a pytree of arrays.
+          activity: where it notes what it is doing.
         """
-        self.name = f"actor-{lane}"
+        self.name = actor_name(lane)
         self._lane = lane
         self._make_env = make_env
         self._program = program
@@ -55,6 +63,7 @@ class Actor:
         self._key = key
         self._unroll = schedule.first_unroll(lane)
         self._exploration = exploration
+        self._now = activity or Activity()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> None:
@@ -67,6 +76,7 @@ class Actor:
         # Before the environments are made, because their threads inherit the priority.
         threads.give_way()
         try:
+            self._now.set("making its environments")
             env = self._make_env()
             try:
                 self._act_forever(env)
@@ -79,6 +89,7 @@ class Actor:
             raise
 
     def _act_forever(self, env: Env) -> None:
+        self._now.set("resetting its environments")
         timestep = env.reset()
         check_timestep(timestep, self._program.spec)
         episodes = EpisodeTracker(timestep)
@@ -92,6 +103,7 @@ class Actor:
                 # Asked in each step, so that stopping takes no longer than one step.
                 if self._queue.is_down():
                     raise ShutDown
+                self._now.set("acting")
                 start = time.perf_counter()
                 # NumPy arguments of a call take an eighth of the time of device_put. JAX regards
                 # them as implicit transfers, which a user may have disallowed.
@@ -102,6 +114,7 @@ class Actor:
                 # Waits for the device, which has read the arrays of `timestep` once it answers.
                 action = np.asarray(jax.device_get(on_device))
                 acted = time.perf_counter()
+                self._now.set("stepping its environments")
                 timestep = env.step(action)
                 episodes.update(timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
@@ -126,11 +139,13 @@ class Actor:
         # The wait for the queue, which is not over yet, is reported with the next unroll.
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds)
+        self._now.set("waiting for room in its queue")
         start = time.perf_counter()
         self._queue.put(self._lane, unroll)
         self._seconds["queue"] += time.perf_counter() - start
 
     def _params(self) -> Versioned:
+        self._now.set("waiting for parameters")
         start = time.perf_counter()
         version = self._schedule.version_of(self._lane, self._unroll)
         current = self._slot.newest() if version is None else self._slot.exactly(version)

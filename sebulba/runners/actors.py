@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from sebulba.inference import Actor, ActorProgram, ParamsSlot
+from sebulba.inference import Actor, ActorProgram, ParamsSlot, actor_name
 from sebulba.runners.parts import Parts
+from sebulba.runtime.activity import Activity
 from sebulba.runtime.queues import TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import ThreadGroup
@@ -22,6 +23,7 @@ def start_actors(
     slots: Sequence[ParamsSlot],
     queue: TrajectoryQueue[Unroll],
     group: ThreadGroup,
+    activity_of: Callable[[str], Activity],
 ) -> None:
     """Compile the actors' program for each inference device, and start the actors of this host.
 
@@ -33,6 +35,7 @@ def start_actors(
       slots: one for each inference device; the first parameters must have been published.
       queue: takes the actors' unrolls.
       group: starts the actors' threads.
+      activity_of: where the actor of this name notes what it is doing.
     """
     config, exploration = parts.config, parts.exploration
     program = ActorProgram(
@@ -63,6 +66,7 @@ def start_actors(
             schedule=schedule,
             key=jax.random.fold_in(jax.random.key(config.seed), number + 1),
             exploration=epsilons(number),
+            activity=activity_of(actor_name(lane)),
         )
         group.start(actor.name, actor.run)
 

@@ -12,16 +12,18 @@ import jax
 import numpy as np
 
 from sebulba.devices import distributed
-from sebulba.inference import ParamsSlot
+from sebulba.inference import ParamsSlot, actor_name
 from sebulba.metrics.meter import Meter, Row
 from sebulba.metrics.progress import Progress
 from sebulba.rundir.directory import RunDirectory, Start
 from sebulba.runners.actors import start_actors
 from sebulba.runners.parts import Parts
+from sebulba.runners.supervision import Supervision
 from sebulba.runners.turn_count import TurnCount, count_turn
+from sebulba.runtime.activity import OTHERS
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
-from sebulba.runtime.threads import POLL_SECONDS, Interrupt, ThreadGroup, wait_until_ready
+from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
 from sebulba.types import Params, Unroll
 
 
@@ -33,7 +35,9 @@ class SebulbaRun:
       updates: updates so far, including those before a resume.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory, start: Start) -> None:
+    def __init__(
+        self, parts: Parts, directory: RunDirectory, start: Start, supervision: Supervision
+    ) -> None:
         """Training continues from ``start``; nothing is written before ``run``."""
         config, topology = parts.config, parts.topology
         self._parts = parts
@@ -52,7 +56,8 @@ class SebulbaRun:
         self._meter = Meter(parts.spec.frame_skip, lanes, distributed.gather, counts)
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
-        self._interrupt = Interrupt()  # This host was asked to stop.
+        self._interrupt, self._watchdog = supervision
+        self._now = self._watchdog.activities.learner
         self._stop = False  # Some host was, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -60,40 +65,40 @@ class SebulbaRun:
     def run(self, display: Progress, notes: Sequence[str] = ()) -> None:
         """Train to the end, or until the first failure or interrupt.
 
+        When it returns, the last checkpoint, if any, has been written.
+
         Args:
           display: shows the rows of metrics.
           notes: lines to show first.
 
         Raises:
-          KeyboardInterrupt: a host was asked to stop; the checkpoint, if any, has been written.
           Exception: the first failure of any thread.
         """
         group = ThreadGroup()
         group.on_stop(self._queue.shutdown)
         for slot in self._slots:
             group.on_stop(slot.shutdown)
-        with self._interrupt.listen():
-            try:
-                for note in [*notes, *self._load_replay()]:
-                    display.message(note)
-                self._directory.begin(self._meter.steps)
-                self._act_and_learn(group, display)
-                self._finish(display)
-            except BaseException:
-                # The actors have ended. The learner may still be writing a replay, and the caller
-                # is about to unlock the directory, after which another run may write to it.
-                with contextlib.suppress(Exception):
-                    self._learner.close()
-                raise
-            # While signals are still caught, so that a late one does not end the process meanwhile.
-            self._learner.close()
-            self._directory.finish()
-        if self._interrupted():
-            raise KeyboardInterrupt
+        self._interrupt.raises = False  # From here on, there is something to save.
+        try:
+            for note in [*notes, *self._load_replay()]:
+                display.message(note)
+            self._directory.begin(self._meter.steps)
+            self._act_and_learn(group, display)
+            self._finish(display)
+        except BaseException:
+            # The actors have ended. The learner may still be writing a replay, and the caller
+            # is about to unlock the directory, after which another run may write to it.
+            with contextlib.suppress(Exception):
+                self._learner.close()
+            raise
+        self._now.set("writing the last files", writes=True)
+        self._learner.close()
+        self._directory.finish()
 
     def _load_replay(self) -> list[str]:
         if not self._config.resume:
             return []
+        self._now.set("reading the replay", writes=True)
         note = self._learner.load_replay(self._directory.replay(self._turn))
         return [note] if note else []
 
@@ -103,23 +108,27 @@ class SebulbaRun:
             lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
         )
 
-    def _interrupted(self) -> bool:
+    def interrupted(self) -> bool:
+        """Whether a host was asked to stop."""
         return self._stop or self._interrupt.signal is not None
 
     def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
         try:
             # Compiling for the actors needs parameters on their devices.
             self._publish()
-            start_actors(self._parts, self._schedule, self._slots, self._queue, group)
+            self._now.set("starting the actors")
+            actors = self._watchdog.activities.of_actor
+            start_actors(self._parts, self._schedule, self._slots, self._queue, group, actors)
             # After an interrupt; or after a failure of an actor, which ``group.close`` raises.
             with contextlib.suppress(ShutDown):
                 self._learn(display)
-            if self._interrupted():
+            if self.interrupted():
                 display.message("stopping; Ctrl-C again would end without a checkpoint")
         except Exception as error:
             error.add_note(f"in the learner, update {self.updates}")
             raise
         finally:
+            self._now.set("waiting for the actors to end")
             group.close()
 
     def _learn(self, display: Progress) -> None:
@@ -150,6 +159,7 @@ class SebulbaRun:
         The results of one update are collected while the next one runs, so at most two are under
         way. Waiting here also keeps Python from running far ahead of the devices.
         """
+        self._now.set("starting an update")
         # Dispatched first, and even without updates: all hosts communicate in the same order.
         interrupted = self._interrupt.signal is not None
         count = count_turn(unrolls, interrupted, self._topology)
@@ -182,6 +192,8 @@ class SebulbaRun:
         return unrolls
 
     def _take_from(self, lane: int) -> Unroll:
+        actor = actor_name(lane)
+        self._now.set(f"waiting for {actor}", waits_for=actor)
         # In short waits, so that an interrupt is noticed between them.
         while True:
             try:
@@ -198,6 +210,7 @@ class SebulbaRun:
         """
         # With 0, for a row or a checkpoint, there is no polling: these are due after an interrupt
         # too, when ``_poll`` would raise ShutDown.
+        self._now.set("waiting for the results of an update", waits_for=OTHERS)
         while len(self._pending) > under_way:
             take_in, arrays = self._pending[0]
             if under_way:
@@ -206,18 +219,21 @@ class SebulbaRun:
             take_in(jax.device_get(arrays))
 
     def _poll(self) -> None:
+        self._watchdog.check()
         # With several hosts, all must see the interrupt at the same turn (``_count_turn``).
         alone = self._topology.num_hosts == 1
         if self._queue.is_down() or (alone and self._interrupt.signal is not None):
             raise ShutDown
 
     def _publish(self) -> None:
+        self._now.set("publishing parameters")
         # A slot copies them: the next update donates the originals.
         params = self.local_params()
         for slot in self._slots:
             slot.publish(self._turn, params)
 
     def _log(self, display: Progress) -> None:
+        self._now.set("gathering metrics", waits_for=OTHERS)
         row = self._meter.row(self.updates) | self._learner.metrics() | self._epsilons()
         self.rows.append(row)
         self._logged_turn = self._turn
@@ -249,6 +265,7 @@ class SebulbaRun:
         return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
+        self._now.set("writing a checkpoint", waits_for=OTHERS, writes=True)
         self._saved_turn = self._turn
         counts = {"updates": self.updates, **self._meter.count()}
         params = self._learner.params(self._state)

@@ -21,6 +21,7 @@ from sebulba.rundir.directory import RunDirectory
 from sebulba.runners import environments
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
+from sebulba.runners.supervision import Supervision, supervised
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
@@ -46,6 +47,18 @@ class TrainResult:
     updates: int
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop, and has.
+
+    Attributes:
+      result: what it had learned by then.
+    """
+
+    def __init__(self, result: TrainResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 def train(
     config: Config,
     *,
@@ -58,8 +71,9 @@ def train(
 ) -> TrainResult:
     """Train an agent. Each part that is not given is made from ``config``.
 
-    Ctrl-C, SIGTERM and SIGHUP save a checkpoint, if there is a run directory, and then raise
-    ``KeyboardInterrupt``.
+    Ctrl-C, SIGTERM and SIGHUP end the run after the turn in progress: it saves a checkpoint, if
+    there is a run directory, and raises ``Interrupted``, which holds the result so far. A second
+    signal ends the process at once. (In an interactive session, Ctrl-C only raises.)
 
     Args:
       config: a preset, or a config of your own.
@@ -74,30 +88,57 @@ def train(
 
     Raises:
       ConfigError: the config cannot work; nothing was written.
-      KeyboardInterrupt: the run was asked to stop.
+      Interrupted: the run was asked to stop.
+      KeyboardInterrupt: it was, before it began.
+      StallError: nothing moved for ``config.stall_seconds``.
+      HostError: another host failed.
       Exception: the first failure of any thread, with a note that says where it came from.
     """
     algorithm = algorithm or algorithms.of(config)
-    config = _checked(config, own_env=make_env is not None)
-    notes: list[str | None] = []  # Shown once the display is open.
+    with distributed.refusing_together():
+        config = _checked(config, own_env=make_env is not None)
+    with supervised(config) as supervision:
+        supervision.watchdog.activities.learner.set("making the parts of the run")
+        # What can refuse the config comes before the run directory: nothing is written then.
+        with distributed.refusing_together():
+            topology, notes = _place(algorithm, config, topology)
+            parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer)
+            notes += [parts.learner.prepare()]
+        distributed.agree(config, algorithm.name, topology.layout)
+        run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
+    result = TrainResult(
+        run.local_params(), run.rows, parts.agent, parts.make_env, config, run.updates
+    )
+    if run.interrupted():
+        raise Interrupted(result)
+    return result
+
+
+def _run(
+    parts: Parts, algorithm: str, progress: bool, notes: list[str], supervision: Supervision
+) -> SebulbaRun:
+    """A run from its parts, when it has ended; ``notes`` are shown once the display is open."""
+    config = parts.config
+    title = f"{config.preset or algorithm} · {config.env} · {parts.topology}"
+    with RunDirectory(config, algorithm) as directory:
+        fresh = parts.learner.init(jax.random.key(config.seed))
+        run = SebulbaRun(parts, directory, directory.restore(fresh), supervision)
+        shown = progress and distributed.is_primary()
+        with Progress(config.total_steps, title, enabled=shown) as display:
+            run.run(display, notes)
+    return run
+
+
+def _place(
+    algorithm: Algorithm[Any], config: Config, topology: Topology | None
+) -> tuple[Topology, list[str | None]]:
+    """The devices to use, and a line about them if there is something to say."""
+    notes: list[str | None] = []
     if topology is None:
         topology, note = placement.choose(config, lambda n: algorithm.fits(config, n))
         notes.append(note)
     _check_division(algorithm, config, topology)
-    parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer)
-    # What can refuse the config comes before the run directory, so that nothing is written then.
-    notes.append(parts.learner.prepare())
-    distributed.agree(config, algorithm.name, topology.layout)
-    title = f"{config.preset or algorithm.name} · {config.env} · {topology}"
-    with RunDirectory(config, algorithm.name) as directory, distributed.naming_the_host():
-        fresh = parts.learner.init(jax.random.key(config.seed))
-        run = SebulbaRun(parts, directory, directory.restore(fresh))
-        shown = progress and distributed.is_primary()
-        with Progress(config.total_steps, title, enabled=shown) as display:
-            run.run(display, [note for note in notes if note])
-    return TrainResult(
-        run.local_params(), run.rows, parts.agent, parts.make_env, config, run.updates
-    )
+    return topology, notes
 
 
 def _checked(config: Config, own_env: bool) -> Config:

@@ -1,16 +1,13 @@
-"""Threads whose first failure is raised in the caller, and interrupts that lose no state."""
+"""Threads whose first failure is raised in the caller."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 
 import jax
 
@@ -22,47 +19,6 @@ POLL_SECONDS = 0.1
 # How much is added to the niceness of an actor. On two cores, 5 makes training 6 to 10% faster. 19
 # makes it only 1% faster, because the learner has to wait for the environments.
 _WAY = 5
-
-
-class Interrupt:
-    """Remembers the first Ctrl-C, SIGTERM or SIGHUP. Ctrl-C after that raises at once.
-
-    Attributes:
-      signal: number of the signal, or None while there was none.
-    """
-
-    def __init__(self) -> None:
-        # No threading.Event: a signal handler runs in the middle of whatever the main thread does,
-        # and would wait forever for a lock that the main thread holds.
-        self.signal: int | None = None
-
-    @contextlib.contextmanager
-    def listen(self) -> Iterator[Interrupt]:
-        """Handle these signals inside the context. In other threads than the main one, do nothing.
-
-        If SIGHUP is ignored, as under nohup, it stays ignored.
-        """
-        # Python allows signal handlers to be set in the main thread only.
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        signals = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signals.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._handle) for number in signals}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        # A second SIGTERM or SIGHUP is not a second request: schedulers may signal a process both
-        # directly and through its parent, and a machine that shuts down sends one after the other.
-        if self.signal is None:
-            self.signal = number
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
 
 
 class ThreadGroup:

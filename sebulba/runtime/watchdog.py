@@ -1,0 +1,265 @@
+"""Ends a run that stands still, and says which of its threads, or which host, does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from sebulba.runtime.activity import OTHERS, Activities
+from sebulba.runtime.interrupt import Interrupt, may_end
+
+STALLED = 75
+"""Exit code of a run that stood still: EX_TEMPFAIL, a failure that may not happen again."""
+INTERRUPTED = 130
+"""Exit code of a run that was asked to stop."""
+PATIENCE = 6
+"""How many times longer than usual nothing may move while a program is compiled."""
+_LOOK_SECONDS = 0.5
+_WRITTEN_BYTES = 1 << 16
+"""Files are being written if this much is written between two looks; a row of metrics is less."""
+
+
+class StallError(RuntimeError):
+    """Nothing in a run has moved for too long."""
+
+
+class HostError(RuntimeError):
+    """Another host has ended.
+
+    Attributes:
+      code: its exit code, which is also this host's.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a program that ends by ``error``."""
+    if isinstance(error, HostError):
+        return error.code
+    return STALLED if isinstance(error, StallError) else 1
+
+
+class Hosts(Protocol):
+    """What the hosts of a run tell each other besides their collective operations."""
+
+    def tell(self, text: str) -> None:
+        """Replace what this host says of itself."""
+
+    def heard(self) -> dict[int, str]:
+        """What the other hosts last said of themselves."""
+
+    def first_failure(self) -> HostError | None:
+        """The first other host that has failed, if any."""
+
+    def catch_up(self) -> None:
+        """Hear what the others have told by now."""
+
+    def tell_failure(self, text: str, code: int) -> None:
+        """Tell the others that this host has failed."""
+
+    def fail(self, text: str, code: int) -> None:
+        """The same, and give them time to end together with this process."""
+
+
+class Alone:
+    """The ``Hosts`` of a run on a single host."""
+
+    def tell(self, text: str) -> None:
+        """Nobody hears it."""
+
+    def heard(self) -> dict[int, str]:
+        """Nobody says anything."""
+        return {}
+
+    def first_failure(self) -> HostError | None:
+        """There is no other host that could fail."""
+        return None
+
+    def catch_up(self) -> None:
+        """There is nothing to hear."""
+
+    def tell_failure(self, text: str, code: int) -> None:
+        """Nobody hears it."""
+
+    def fail(self, text: str, code: int) -> None:
+        """Nobody waits for this process."""
+
+
+class Watchdog:
+    """Looks after one run from a thread of its own.
+
+    The learner's thread moves the run: it never does one thing for long. If it does, ``error`` is
+    set, which ``check`` raises in that thread. If that thread does not end then, since it is in
+    native code, the process does.
+
+    Attributes:
+      activities: what the threads of the run are doing.
+      error: why the run must end, if it must.
+    """
+
+    def __init__(
+        self,
+        stall_seconds: float,
+        grace_seconds: float,
+        interrupt: Interrupt,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """Nothing is watched before ``watch``.
+
+        Args:
+          stall_seconds: how long nothing may move; 0 for any time.
+          grace_seconds: how long nothing may move after a signal, and how long the run may take to
+            end after it has stood still.
+          interrupt: signals to this process.
+          hosts: the other hosts that take part; None if there are none.
+        """
+        self.activities = Activities()
+        self.error: Exception | None = None
+        self._stall_seconds = stall_seconds
+        self._grace_seconds = grace_seconds
+        self._interrupt = interrupt
+        self._hosts = hosts or Alone()
+        self._ended = threading.Event()
+        self._written = _bytes_written()
+        self._written_at = 0.0
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[Watchdog]:
+        """Watch the run inside the context."""
+        thread = threading.Thread(target=self._look_forever, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def check(self) -> None:
+        """Raise ``error`` if there is one."""
+        if self.error is not None:
+            raise self.error
+
+    def end_now(self) -> None:
+        """End the process, at a second signal."""
+        self._end_process("ended at once by a second signal", INTERRUPTED)
+
+    def _look_forever(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._notice_writing()
+            self._hosts.tell(self._say())
+            if error := self._hosts.first_failure():
+                self._stop(error)
+            self._look()
+
+    def _look(self) -> None:
+        """End the run if it has stood still for too long."""
+        now = time.monotonic()
+        moved = max(self.activities.learner.since, self._written_at)
+        number = self._interrupt.signal
+        if number is not None and may_end(number):
+            if now - max(moved, self._interrupt.at) > self._grace_seconds:
+                self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
+        elif self._stall_seconds and now - moved > self._stall_seconds * self._patience():
+            self._stop_what_stands_still(now - moved)
+
+    def _notice_writing(self) -> None:
+        before, self._written = self._written, _bytes_written()
+        if self.activities.learner.writes and self._written - before > _WRITTEN_BYTES:
+            self._written_at = time.monotonic()
+
+    def _say(self) -> str:
+        """What this host tells the others."""
+        if self.activities.learner.seconds() > _COMPILE_SECONDS and _is_compiling():
+            return _COMPILES
+        waits = self.activities.learner.waits_for == OTHERS
+        return OTHERS if waits else self.activities.culprit()
+
+    def _patience(self) -> int:
+        # Another host may still compile what this one found in its cache.
+        compiling = _COMPILES in self._hosts.heard().values() or _is_compiling()
+        return PATIENCE if compiling else 1
+
+    def _stop_what_stands_still(self, seconds: float) -> None:
+        stood = f"nothing has moved for {seconds:.0f} s: {self._culprit()}"
+        _print(f"{stood}\n{self.activities.describe()}\nThe stacks of all threads:\n{_stacks()}")
+        remedy = "If that may take so long, set --stall-seconds to more (0: no limit)."
+        self._stop(StallError(f"{stood}. {remedy}"))
+
+    def _culprit(self) -> str:
+        """Who stands still."""
+        if self.activities.learner.waits_for != OTHERS:
+            return self.activities.culprit()
+        # A host that waits for others is held up, and does not hold up.
+        culprits = [
+            f"on host {host}, {text}"
+            for host, text in self._hosts.heard().items()
+            if text != OTHERS
+        ]
+        return "; ".join(culprits) or self.activities.culprit()
+
+    def _stop(self, error: Exception) -> None:
+        """Have the run end by ``error``, or the process if the run does not."""
+        self.error = error
+        if not self._ended.wait(self._grace_seconds):
+            self._end_process(
+                f"the run has not ended by itself after this: {error}", exit_code(error)
+            )
+
+    def _end_process(self, why: str, code: int) -> None:
+        _print(f"{why}; the process ends, and its last complete checkpoint stays")
+        self._hosts.fail(why, code)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+_COMPILES = "compiling"
+_COMPILE_SECONDS = 5.0
+"""Compilations that take less hold nobody up."""
+_COMPILER = os.path.join("jax", "_src", "compiler.py")
+
+
+def _bytes_written() -> int:
+    """Bytes that this process has written to files; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/io").read_text().splitlines():
+            if line.startswith("wchar:"):
+                return int(line.split()[1])
+    return 0
+
+
+def _is_compiling() -> bool:
+    """Whether any thread is in JAX's compiler."""
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code.co_filename.endswith(_COMPILER):
+                return True
+            caller = caller.f_back
+    return False
+
+
+def _stacks() -> str:
+    """The stack of each thread, after its name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, 'a thread of another library')}:\n"
+        + "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # Standard error may be closed.
+        print(f"sebulba: {text}", file=sys.stderr, flush=True)
