@@ -28,7 +28,7 @@ import numpy as np
 
 import sebulba
 from sebulba import algorithms, envs, presets
-from sebulba.devices import distributed
+from sebulba.devices import cluster
 from sebulba.learners import make_optimizer
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences
@@ -43,7 +43,7 @@ Cut = tuple[int, slice]
 
 
 def main() -> None:
-    distributed.initialize(f"127.0.0.1:{PORT}", HOSTS, HOST)
+    cluster.initialize(f"127.0.0.1:{PORT}", HOSTS, HOST)
     topology = sebulba.Topology.split(1)
     if MODE == "raise":
         train_until_host_1_raises(topology)

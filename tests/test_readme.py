@@ -23,7 +23,7 @@ import sebulba
 from sebulba import NetworkConfig, R2D2Config, ReplayConfig, algorithms
 from sebulba.cli.main import main as command_line
 from sebulba.config import Config
-from sebulba.devices import distributed, tpu_slices
+from sebulba.devices import cluster, tpu_slices
 from sebulba.planning import plan, tune
 from sebulba.rundir import directory
 from sebulba.runners import evaluation, training
@@ -104,7 +104,7 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "search", search)
     monkeypatch.setattr(plan, "make", plan_for)
     monkeypatch.setattr("sebulba.cli.pod_processes.run", lambda *args: command_line(args[-1]))
-    monkeypatch.setattr(distributed, "initialize", lambda *_: None)
+    monkeypatch.setattr(cluster, "initialize", lambda *_, **__: None)
     # Where a `cd` leads, presets of the user's own are found.
     monkeypatch.setattr(sys, "path", [*sys.path])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sebulba.cli import evaluate, options, output, plan, pod, presets, train, tune
 from sebulba.runtime.watchdog import INTERRUPTED, HostError, StallError, exit_code
@@ -32,11 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summaries = {
         name: (inspect.getdoc(run) or "").split("\n\n")[0] for name, run in _COMMANDS.items()
     }
-    try:
+    with reporting_errors():
         name = options.choose(
             summaries, words, "sebulba", "Podracer-style Sebulba: reinforcement learning on JAX."
         )
         _COMMANDS[name](words[1:])
+
+
+@contextlib.contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Print what a user can mend as a message, and exit with the code of what was raised inside."""
+    try:
+        yield
     except ConfigError as error:
         output.say_error(str(error))
         sys.exit(options.WRONG_INPUT)

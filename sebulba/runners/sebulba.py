@@ -159,7 +159,8 @@ class SebulbaRun:
         The results of one update are collected while the next one runs, so at most two are under
         way. Waiting here also keeps Python from running far ahead of the devices.
         """
-        self._now.set("starting an update")
+        # On CPUs, the runtime may make this call wait for the other hosts.
+        self._now.set("starting an update", waits_for=OTHERS)
         # Dispatched first, and even without updates: all hosts communicate in the same order.
         interrupted = self._interrupt.signal is not None
         count = count_turn(unrolls, interrupted, self._topology)

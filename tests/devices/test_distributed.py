@@ -1,77 +1,14 @@
-"""Joining other hosts, and refusing those that run something else."""
+"""Refusing hosts that run something else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import jax
 import numpy as np
 import pytest
 
 from sebulba import ConfigError, presets
 from sebulba.devices import distributed
-
-GPUS = "jax_cuda_visible_devices"
-SLURM = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], str]]:
-    """Initializes in an environment; returns what JAX was given, and the GPUs it then sees."""
-
-    def start(environment: Mapping[str, str], *words: Any) -> tuple[dict[str, Any], str]:
-        given: dict[str, Any] = {}
-
-        def initialize(*_: Any, **options: Any) -> None:
-            given.update(options)
-            # As JAX does under SLURM and Open MPI: one GPU for each task.
-            jax.config.update(GPUS, "0")
-
-        monkeypatch.setattr(jax.distributed, "initialize", initialize)
-        monkeypatch.setattr(distributed.os, "environ", dict(environment))
-        before = jax.config.values[GPUS]
-        try:
-            distributed.initialize(*words)
-            return given, jax.config.values[GPUS]
-        finally:
-            jax.config.update(GPUS, before)
-
-    return start
-
-
-@pytest.mark.parametrize(
-    ("environment", "seen"),
-    [
-        (SLURM, "all"),
-        ({**SLURM, "SLURM_NTASKS": "32"}, "0"),
-        ({**SLURM, "JAX_LOCAL_DEVICE_IDS": "0"}, "0"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "all"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "0"),
-        ({**SLURM, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "0"),
-    ],
-)
-def test_the_only_task_of_a_node_sees_all_of_its_gpus(
-    environment: dict[str, str], seen: str, start: Any
-) -> None:
-    assert start(environment)[1] == seen
-
-
-def test_jax_looks_for_hosts_only_where_there_may_be_some(start: Any) -> None:
-    def method(environment: Mapping[str, str], *words: Any) -> str | None:
-        found: str | None = start(environment, *words)[0]["cluster_detection_method"]
-        return found
-
-    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert method({}) is None
-    assert method(pod) == "deactivate"
-    job = {**pod, "JOB_COMPLETION_INDEX": "0"}
-    assert method(job) is None
-    assert method(job, "localhost:1234", 2, 0) == "deactivate"
-    # It gives tasks that share a node a GPU each.
-    assert method(SLURM, "localhost:1234", 2, 0) is None
-    for name in ("TPU_WORKER_HOSTNAMES", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri"):
-        assert method({**pod, name: "here"}) is None
 
 
 def hosts(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]) -> None:

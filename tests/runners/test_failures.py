@@ -323,18 +323,6 @@ def test_signal_before_the_first_update(tmp_path: Path) -> None:
     assert run(tiny(out=tmp_path, resume=True)).updates > 0
 
 
-def test_second_signal_ends_a_learner_that_hangs() -> None:
-    def hang(update: int) -> None:
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-        time.sleep(60)
-
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny(), algorithm=hooked_learner(hang))
-    assert time.monotonic() - start < 30
-
-
 def test_stuck_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.ThreadGroup.__init__, "__defaults__", (0.5,))
     release = threading.Event()

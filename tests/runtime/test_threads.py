@@ -1,9 +1,7 @@
-"""A thread's first failure reaches the caller, and interrupts are taken in order."""
+"""A thread's first failure reaches the caller."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 import traceback
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from sebulba.runtime.queues import ShutDown
-from sebulba.runtime.threads import Interrupt, ThreadGroup, wait_until_ready
+from sebulba.runtime.threads import ThreadGroup, wait_until_ready
 
 
 def boom() -> None:
@@ -78,53 +76,6 @@ def test_close_names_the_threads_that_do_not_end() -> None:
 
 def test_a_group_without_threads_closes() -> None:
     ThreadGroup().close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_is_noted_and_ctrl_c_after_it_raises(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    interrupt = Interrupt()
-    with interrupt.listen() as listening:
-        assert listening is interrupt and interrupt.signal is None
-        os.kill(os.getpid(), number)
-        assert interrupt.signal == number
-        # Schedulers and machines that shut down send these together.
-        for again in (signal.SIGTERM, signal.SIGHUP):
-            os.kill(os.getpid(), again)
-        assert interrupt.signal == number
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(number) is before
-
-
-def test_a_hangup_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Interrupt().listen() as interrupt:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert interrupt.signal is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_handlers_are_put_back_after_a_failure() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ValueError, match="boom"), Interrupt().listen():
-        boom()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_outside_the_main_thread_listening_changes_nothing() -> None:
-    handlers = []
-
-    def listen() -> None:
-        with Interrupt().listen():
-            handlers.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert handlers == [signal.getsignal(signal.SIGTERM)]
 
 
 class Slow:
