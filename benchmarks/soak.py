@@ -28,12 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tyro
-from fault import FAULTS, Fault
-
 import faults  # noqa: F401 (Registers them, as do the next two.)
 import faults_disk  # noqa: F401
 import faults_hosts  # noqa: F401
+import tyro
+from fault import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"

@@ -1,7 +1,8 @@
 """One of two hosts that train, with a fault: ``faulty_host.py FAULT OUT HOST PORT [SECONDS]``.
 
-``none``, or on host 1: ``raises`` in an environment, ``sleeps`` in one for ever, ``refuses`` the
-config. ``late`` and ``lead-late``: host 1 or host 0 goes on for SECONDS after training.
+``none``; ``apart``, where each has a working directory of its own; on host 1: ``raises`` in an
+environment, ``sleeps`` in one for ever, ``refuses`` the config. ``late`` and ``lead-late``: host 1
+or host 0 goes on for SECONDS after training. Any other word is none, and training has no end.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -26,6 +27,7 @@ from sebulba import envs, presets
 from sebulba.cli.main import reporting_errors
 from sebulba.devices import cluster
 
+STEPS = int(os.environ.get("STEPS", "3000"))
 GRACE_SECONDS = 4.0
 
 
@@ -52,7 +54,13 @@ def make_env(num_envs: int, seed: int) -> envs.Catch:
 
 
 def main() -> None:
-    cluster.initialize(f"127.0.0.1:{PORT}", 2, HOST)
+    if FAULT == "apart":
+        place = Path(f"host-{HOST}")
+        place.mkdir(exist_ok=True)
+        os.chdir(place)
+    address = os.environ.get("COORDINATOR", "127.0.0.1")
+    heartbeat = int(os.environ.get("HEARTBEAT_SECONDS", "100"))
+    cluster.initialize(f"{address}:{PORT}", 2, HOST, heartbeat_seconds=heartbeat)
     config = dataclasses.replace(
         presets.get("vtrace-catch"),
         envs_per_actor=12,
@@ -60,10 +68,11 @@ def main() -> None:
         log_every=10,
         checkpoint=sebulba.CheckpointConfig(interval=20),
         # Those that break or wait for signals have no end of their own.
-        total_steps=3000 if FAULT in ("none", "late", "lead-late") else 10**9,
+        total_steps=STEPS if FAULT in ("none", "late", "lead-late") else 10**9,
         stall_seconds=float(os.environ.get("STALL_SECONDS", "300")),
         grace_seconds=GRACE_SECONDS,
         out=OUT,
+        resume="RESUME" in os.environ,
     )
     sebulba.train(config, make_env=make_env, progress=False)
     print("trained", flush=True)

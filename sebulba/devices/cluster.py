@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _FAILURE_SECONDS = 15
 """How long a process that has failed waits for the others to end with it."""
 _LEAVE_SECONDS = 7 * 24 * 3600
 """How long one that is through waits for the others, which may still write or evaluate."""
+_LINGER_SECONDS = 2.0
+_GAVE_UP = "sebulba/gave-up"
 _VISIBLE_DEVICES = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
 _CHOSEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ELSEWHERE = {
@@ -118,13 +121,21 @@ def leave(failed: bool = False) -> None:
     failed = failed or _gave_up or hasattr(sys, "last_value")
     seconds = _FAILURE_SECONDS if failed else _LEAVE_SECONDS
     try:
+        if failed:
+            coordinator.key_value_set(f"{_GAVE_UP}/{jax.process_index()}", "", True)
         coordinator.wait_at_barrier("sebulba/leave", seconds * 1000)
+        if not coordinator.key_value_dir_get(_GAVE_UP):
+            return
     except jax.errors.JaxRuntimeError:
-        # Some have not come. JAX would wait for them again, and then abort this process.
-        for thing in (coordinator, jax_distributed.global_state.service):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))  # Or its end would wait too.
-        jax_distributed.global_state.client = None
-        jax_distributed.global_state.service = None
+        pass  # Some have not come.
+    # JAX's own end would wait again for all, and then abort this process.
+    for thing in (coordinator, jax_distributed.global_state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))  # Or its destructor would.
+    jax_distributed.global_state.client = None
+    jax_distributed.global_state.service = None
+    if jax.process_index() == 0:
+        # The others are ended by a signal if the coordinator is gone before they are.
+        time.sleep(_LINGER_SECONDS)
 
 
 def _check(
