@@ -1,0 +1,155 @@
+"""Who is said to stand still, and what counts as moving."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sebulba.runtime import watchdog as module
+from sebulba.runtime.activity import OTHERS, Activities
+from sebulba.runtime.interrupt import Interrupt
+from sebulba.runtime.watchdog import Alone, HostError, Watchdog, exit_code
+
+
+class Hosts(Alone):
+    """Two other hosts, which say ``said``, and may have failed."""
+
+    def __init__(self, said: dict[int, str], failure: HostError | None = None) -> None:
+        self.said, self.failure = said, failure
+        self.told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+    def heard(self) -> dict[int, str]:
+        return self.said
+
+    def first_failure(self) -> HostError | None:
+        return self.failure
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+
+
+def error_of(dog: Watchdog, seconds: float = 10) -> Exception:
+    """What the watchdog wants the run to end by."""
+    deadline = time.monotonic() + seconds
+    while dog.error is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(type(dog.error)):
+        dog.check()
+    return dog.error
+
+
+def test_the_actor_that_the_learner_waits_for_is_named() -> None:
+    dog = Watchdog(0.3, 60, Interrupt())
+    dog.activities.of_actor("actor-0").set("waiting for room in its queue")
+    dog.activities.of_actor("actor-1").set("stepping its environments")
+    dog.activities.learner.set("waiting for actor-1", waits_for="actor-1")
+    with dog.watch():
+        error = error_of(dog)
+    assert "actor-1 has been stepping its environments for 0 s" in str(error)
+    assert exit_code(error) == 75
+
+
+@pytest.mark.parametrize(
+    ("said", "culprit"),
+    [
+        ({1: OTHERS, 2: "actor-3 has been acting for 9 s"}, "on host 2, actor-3 has been acting"),
+        ({1: OTHERS, 2: OTHERS}, "the learner has been starting an update"),
+        ({}, "the learner has been starting an update"),
+    ],
+)
+def test_the_host_that_holds_the_others_up_is_named(said: dict[int, str], culprit: str) -> None:
+    hosts = Hosts(said)
+    dog = Watchdog(0.2, 60, Interrupt(), hosts)
+    dog.activities.learner.set("starting an update", waits_for=OTHERS)
+    with dog.watch():
+        assert culprit in str(error_of(dog))
+    assert set(hosts.told) == {OTHERS}
+
+
+def test_a_host_says_who_holds_it_up() -> None:
+    hosts = Hosts({})
+    dog = Watchdog(0, 60, Interrupt(), hosts)
+    dog.activities.of_actor("actor-0").set("acting")
+    dog.activities.learner.set("waiting for actor-0", waits_for="actor-0")
+    with dog.watch():
+        while not hosts.told:
+            time.sleep(0.01)
+    assert hosts.told[0].startswith("actor-0 has been acting for")
+
+
+def test_the_failure_of_another_host_ends_the_run_with_its_code() -> None:
+    failure = HostError("host 1 has ended", 130)
+    dog = Watchdog(0, 60, Interrupt(), Hosts({}, failure))
+    with dog.watch():
+        assert error_of(dog) is failure
+    assert exit_code(failure) == 130
+
+
+def ends_within(dog: Watchdog, seconds: float) -> bool:
+    with dog.watch():
+        time.sleep(seconds)
+        return dog.error is not None
+
+
+def test_what_moves_is_left_alone() -> None:
+    dog = Watchdog(0.4, 60, Interrupt())
+    done = threading.Event()
+
+    def move() -> None:
+        while not done.wait(0.1):
+            dog.activities.learner.set("publishing parameters")
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        assert not ends_within(dog, 1)
+    finally:
+        done.set()
+        mover.join()
+
+
+def test_without_a_limit_nothing_is_too_long() -> None:
+    assert not ends_within(Watchdog(0, 60, Interrupt()), 0.5)
+
+
+def test_writing_may_take_as_long_as_bytes_are_written(tmp_path: Path) -> None:
+    dog = Watchdog(0.4, 60, Interrupt())
+    dog.activities.learner.set("writing a checkpoint", writes=True)
+    with dog.watch(), (tmp_path / "file").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(1 << 18))
+            time.sleep(0.02)
+        assert dog.error is None
+        error_of(dog)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_compiling_may_take_longer(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts({1: "compiling"} if where == "elsewhere" else {})
+    dog = Watchdog(0.3, 60, Interrupt(), hosts)
+    if where == "here":
+        monkeypatch.setattr(module, "_COMPILER", str(Path(__file__).name))
+    with dog.watch():
+        time.sleep(0.9)
+        assert dog.error is None
+        error_of(dog)
+
+
+def test_what_each_thread_does_is_described() -> None:
+    activities = Activities()
+    activities.learner.set("publishing parameters")
+    activities.of_actor("actor-0").set("acting")
+    lines = activities.describe().splitlines()
+    assert [line.split(" for ")[0] for line in lines] == [
+        "  the learner has been publishing parameters",
+        "  actor-0 has been acting",
+    ]
