@@ -39,12 +39,12 @@ class ReplayCheckpointConfig(CheckpointConfig):
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-    Defaults are the paper's (section 2.3 and table 2). Its Adam epsilon of 1e-3 and clipping norm
-    of 40 are for a loss summed over time, as in acme and SEED RL; here the loss is a mean over
-    T x B, so both are divided by sequence_length - burn_in = 40. The 80 steps of a sequence
-    include the burn-in; for a burn-in before 80 steps, as in acme and SEED RL, set
-    sequence_length to 120. Sequences are made of whole consecutive unrolls, so they overlap by
-    sequence_length - unroll_length.
+    Defaults are the paper's (section 2.3 and table 2) but for what ``docs/algorithms.md`` lists. The
+    most important: the paper learns from 80 steps after a burn-in of 40 (here: sequence_length
+    120), and these defaults from the last 40 of 80 steps. The paper's Adam epsilon of 1e-3 and
+    clipping norm of 40 are taken as for a loss summed over time, as in acme and SEED RL; here the
+    loss is a mean over T x B, so both are divided by sequence_length - burn_in = 40. Sequences are
+    made of whole consecutive unrolls, so they overlap by sequence_length - unroll_length.
     """
 
     unroll_length: Count = 40
