@@ -39,7 +39,7 @@ class ReplayCheckpointConfig(CheckpointConfig):
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-    Defaults are the paper's (section 2.3 and table 2) but for what ``docs/algorithms.md`` lists. The
+    Defaults are the paper's (section 2.3 and table 2) but for what ``docs/algorithms.md`` says. The
     most important: the paper learns from 80 steps after a burn-in of 40 (here: sequence_length
     120), and these defaults from the last 40 of 80 steps. The paper's Adam epsilon of 1e-3 and
     clipping norm of 40 are taken as for a loss summed over time, as in acme and SEED RL; here the
