@@ -18,7 +18,7 @@ class Options:
     """What the command takes."""
 
     slice: Annotated[str, tyro.conf.arg(metavar="NAME")]
-    """v3-8, v4-4096, v5litepod-16, v5e-16, v5p-8, v6e-8, ..."""
+    """v3-8, v4-4096, v5litepod-16, v5e-16, v5p-8, v6e-8, tpu7x-8, ..."""
     steps_per_core: float
     """Agent steps/s of the environment on one CPU core; the default was measured with Breakout."""
     json: bool = False

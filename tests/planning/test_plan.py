@@ -52,6 +52,8 @@ NEEDS_LIBTPU = "needs the TPU compiler: pip install 'sebulba[tpu]'"
         ("v5p-16", "2x2x2", 2, 4, 208),
         ("v6e-8", "2x4", 1, 8, 180),
         ("v6e-32", "4x8", 8, 4, 180),
+        ("tpu7x-8", "2x2x1", 1, 8, 224),
+        ("tpu7x-16", "2x2x2", 2, 8, 224),
     ],
 )
 def test_slice_names(name: str, shape: str, hosts: int, per_host: int, cpus: int) -> None:
@@ -70,8 +72,10 @@ def test_the_number_in_a_name_counts_cores_or_chips() -> None:
 
 def test_a_device_has_its_share_of_a_chip() -> None:
     v3, v4 = tpu_slices.parse("v3-8"), tpu_slices.parse("v4-8")
+    tpu7x = tpu_slices.parse("tpu7x-8")
     assert v3.flops == 123e12 / 2 and v3.hbm_bytes == 16 * 2**30
     assert v4.flops == 275e12 and v4.hbm_bytes == 32 * 2**30
+    assert tpu7x.flops == 2307e12 / 2 and tpu7x.hbm_bytes == 96 * 2**30
 
 
 def test_devices_are_known_again() -> None:
@@ -80,7 +84,7 @@ def test_devices_are_known_again() -> None:
 import jax
 from sebulba.devices import tpu_slices
 jax.config.update("jax_platforms", "cpu")
-for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32"):
+for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32", "tpu7x-16"):
     found = tpu_slices.identify(tpu_slices.devices(tpu_slices.parse(name)))
     assert found == tpu_slices.parse(name), (name, found)
 """
