@@ -286,7 +286,12 @@ def test_each_step_is_stored_once(kind: str) -> None:
     shapes = shapes_of(random_trajectory(np.random.default_rng(0)))
     assert nbytes(shapes, GEOMETRY) == expected
     storage: Any = STORAGES[kind](shapes, GEOMETRY, jax.devices()[0])
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(storage._data)) == expected
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(storage._data))
+    if kind == "host":
+        assert held == expected
+    else:  # Each block is rows of 128 words.
+        blocks = GEOMETRY.lanes * GEOMETRY.slots * B
+        assert held == blocks * 512 * -(-unroll // 512) and unroll > 2 * T
 
 
 # The replay of a host
