@@ -156,6 +156,16 @@ class Slice:
         return self.generation.hbm_bandwidth / self.generation.devices_per_chip
 
     @property
+    def pcie_bandwidth(self) -> float:
+        """A JAX device's share of its chip's link to the host, one way, bytes/s.
+
+        Austin et al. (2025), "How to Scale Your Model", part 2: about 16 GB/s for each chip, and 32
+        for v6e; of tpu7x it does not say, which is taken to be no slower than v6e.
+        """
+        of_chip = 32e9 if self.generation.name in ("v6e", "tpu7x") else 16e9
+        return of_chip / self.generation.devices_per_chip
+
+    @property
     def ici_bandwidth(self) -> float:
         """A JAX device's share of its chip's links, one way, bytes/s."""
         return self.generation.ici_bandwidth / self.generation.devices_per_chip

@@ -16,7 +16,7 @@ from jax import lax
 from sebulba import losses
 from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
 from sebulba.devices.topology import Topology
-from sebulba.learners.base import Learner, Logs
+from sebulba.learners.base import Learner, Logs, Upkeep
 from sebulba.learners.replay.host import HostReplay, ReplayConfig
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences, block_shapes
@@ -214,9 +214,9 @@ class R2D2Learner(Learner):
         )
         return self.synchronized.lower(state.train, (batch,), state.target)
 
-    def device_memory(self) -> int:
-        """Bytes of the replay on each learner device."""
-        return self.replay.bytes_per_device if self._config.replay.storage == "device" else 0
+    def upkeep(self) -> Upkeep:
+        """The work of the replay, and on a device its memory."""
+        return self.replay.upkeep()
 
     def save_replay(self, path: Path) -> None:
         """Start writing the replay, if ``config.checkpoint.save_replay``."""
