@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 import sebulba
+from sebulba import presets
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -67,3 +69,22 @@ def test_their_methods_have_docstrings(name: str) -> None:
     env = set(methods(sebulba.Env))
     told = env if found >= env and kind is not sebulba.Env else set()
     assert [each for each in found - told if not inspect.getdoc(getattr(kind, each))] == []
+
+
+def test_the_differences_from_the_papers_are_those_of_the_presets() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    r2d2, vtrace = presets.get("r2d2-atari"), presets.get("vtrace-atari")
+    assert isinstance(r2d2, sebulba.R2D2Config) and isinstance(vtrace, sebulba.VTraceConfig)
+    learned = r2d2.sequence_length - r2d2.burn_in
+    for said in (
+        f"the last {learned} of a sequence of {r2d2.sequence_length}, after a burn-in of",
+        f"replays of each step | {r2d2.replay.samples_per_insert}",
+        f"every {r2d2.target_update_period:,} updates | paper",
+        f"at the start of each unroll of {r2d2.unroll_length} steps",
+        f"{r2d2.batch_size} sequences and {r2d2.replay.capacity:,} in the replay",
+        f"T x B = {vtrace.unroll_length * vtrace.batch_size}",
+    ):
+        assert said in page
+    assert r2d2.optimizer.learning_rate == 1e-4 and "| 1e-4 | paper: 1e-4;" in page
+    assert r2d2.optimizer.epsilon == 1e-3 / learned and r2d2.optimizer.max_gradient_norm == 1
+    assert "docs/algorithms.md" in (sebulba.R2D2Config.__doc__ or "")

@@ -91,7 +91,7 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run in runs
         raise Reached
 
-    def plan_for(config: Config, slice_name: str, steps_per_core: float) -> None:
+    def plan_for(config: Config, slice_name: str, steps_per_core: float | None) -> None:
         tpu_slices.parse(slice_name)
         raise Reached
 

@@ -33,13 +33,15 @@ def render(plan: Plan) -> RenderableType:
     for label in cells[0] if cells else ():
         table.add_row(label, *(column[label] for column in cells))
     lines = [
-        *(f"{row.layout} does not compile: {row.refused}" for row in plan.rows if row.refused),
+        *(f"{row.layout} is refused: {row.refused}" for row in plan.rows if row.refused),
         *(f"{row.layout} needs {row.changes}" for row in compiled if row.changes),
         f"by itself, training takes {plan.chosen_note or plan.chosen}",
         f"Operations, bytes and memory are of one device, by the compiler (libtpu "
         f"{plan.versions['libtpu']}). Times and frames/s, of the whole slice, are estimates: what "
-        "those counts and the chip's peaks allow, without calls and transfers. CPU cores assume "
-        f"{plan.steps_per_core:,.0f} EnvPool steps/s for each.",
+        "those counts and the chip's peaks allow, without calls, and with no transfers but those "
+        "of a replay in host memory. Of devices that also learn, 80% is counted. An actor waits "
+        "for its environments after each step.",
+        _assumed(plan),
     ]
     return Group(
         table,
@@ -48,9 +50,22 @@ def render(plan: Plan) -> RenderableType:
     )
 
 
+def _assumed(plan: Plan) -> str:
+    """What is assumed of the environments, where from, and whether it matters."""
+    least, most = plan.steps_per_core
+    if least == most:
+        return f"Assumed: {least:,.0f} environment steps/s on each CPU."
+    return (
+        f"Assumed: {least:,.0f} to {most:,.0f} environment steps/s on each CPU, as EnvPool's "
+        "authors measured with Atari on a TPU VM (synchronously, and at most). For others, measure "
+        "one and set --steps-per-core. Where acting or environments are the bound, this moves the "
+        "answer."
+    )
+
+
 def _cells(row: Row, plan: Plan) -> dict[str, str]:
-    act, update, rates = row.act, row.update, row.estimate
-    assert act is not None and update is not None and rates is not None
+    act, update, rates, best = row.act, row.update, row.estimate, row.at_best
+    assert act is not None and update is not None and rates is not None and best is not None
     return {
         "compiles in": f"{act.seconds + update.seconds:.0f} s",
         "act, operations": si(act.flops),
@@ -61,13 +76,20 @@ def _cells(row: Row, plan: Plan) -> dict[str, str]:
         "peak memory": f"{si(row.hbm, 'B')} ({row.hbm / plan.hbm_bytes:.0%})",
         "act": f"[italic]{rates.act_seconds * 1e3:.3g} ms[/]",
         "update": f"[italic]{rates.update_seconds * 1e3:.3g} ms[/]",
+        "replay": f"[italic]{rates.replay_seconds * 1e3:.3g} ms[/]",
         "update bound by": f"[italic]{rates.update_bound}[/]",
-        "acting, frames/s": f"[italic]{si(rates.acting)}[/]",
-        "learning, frames/s": f"[italic]{si(rates.learning)}[/]",
-        "CPU cores for it, per host": f"[italic]{rates.cores_per_host:,.0f}[/]",
-        "CPUs allow, frames/s": f"[italic]{si(rates.environments)}[/]",
-        "bound by": f"[italic]{rates.bound}[/]",
+        "acting, frames/s": f"[italic]{_range(rates.acting, best.acting)}[/]",
+        "learning, frames/s": f"[italic]{_range(rates.learning, best.learning)}[/]",
+        "CPUs for it, per host": f"[italic]{best.cores_per_host:,.0f} to "
+        f"{rates.cores_per_host:,.0f}[/]",
+        "CPUs allow, frames/s": f"[italic]{_range(rates.environments, best.environments)}[/]",
+        "frames/s": f"[italic]{_range(rates.frames, best.frames)}[/]",
+        "bound by": f"[italic]{' to '.join(dict.fromkeys((rates.bound, best.bound)))}[/]",
     }
+
+
+def _range(least: float, most: float) -> str:
+    return si(least) if si(least) == si(most) else f"{si(least)} to {si(most)}"
 
 
 def si(number: float, unit: str = "") -> str:

@@ -17,7 +17,7 @@ import jax
 from sebulba.config import Config
 from sebulba.devices import mesh_probe
 from sebulba.devices.topology import Topology
-from sebulba.devices.tpu_slices import Slice, identify
+from sebulba.devices.tpu_slices import Slice, identify, unknown
 from sebulba.validation import ConfigError
 
 Ask = Callable[[Sequence[Topology]], list[str | None]]
@@ -108,7 +108,7 @@ def known_or_asked(devices: Sequence[jax.Device]) -> Ask:
     def ask(topologies: Sequence[Topology]) -> list[str | None]:
         try:
             if tpu_slice is None:
-                raise mesh_probe.CannotAsk(f"{devices[0].device_kind} is not known")
+                raise mesh_probe.CannotAsk(unknown(devices))
             answers = survey()
             known = answers["slices"].get(tpu_slice.name, {})
             # One name can stand for several shapes, and their answers may differ.

@@ -1,13 +1,13 @@
 """Cloud TPU slices: what a name such as v5e-16 means, and what its chips can do.
 
 Peak rates are from Google's system architecture pages (cloud.google.com/tpu/docs/v2, v3, v4, v5e,
-v5p, v6e), read in November 2026. The bandwidth of the inter-chip interconnect (ICI) is that of all
-links of a chip, one way. For v5e, v5p and v6e it is half of the bidirectional number on those
-pages; for v3 and v4 it is from Jouppi et al. (2023), "TPU v4", table 4 (4 links of 70 GB/s, 6 of
-50 GB/s); for v2 from Jouppi et al. (2020), "A domain-specific supercomputer" (4 links of 496
-Gbit/s). The CPUs of a host are those of the machine types ct3, ct3p, ct4p, ct5lp, ct5p and ct6e
-(cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus); v2 is not listed there and is assumed
-to have those of a v3 slice of one host.
+v5p, v6e, tpu7x), read in November 2026. The bandwidth of the inter-chip interconnect (ICI) is that
+of all links of a chip, one way. For v5e, v5p, v6e and tpu7x it is half of the bidirectional number
+on those pages; for v3 and v4 it is from Jouppi et al. (2023), "TPU v4", table 4 (4 links of 70
+GB/s, 6 of 50 GB/s); for v2 from Jouppi et al. (2020), "A domain-specific supercomputer" (4 links of
+496 Gbit/s). The CPUs of a host are those of the machine types ct3, ct3p, ct4p, ct5lp, ct5p and ct6e
+(cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus), for tpu7x those of its own page; v2 is
+not listed there and is assumed to have those of a v3 slice of one host.
 """
 
 from __future__ import annotations
@@ -92,13 +92,18 @@ GENERATIONS = {
             *("v6e", 918e12, 32 * _GIB, 1638e9, 400e9, 1, 1, {1: 44, 4: 180, 8: 180}),
             _SMALL,
         ),
+        Generation(
+            *("tpu7x", 2307e12, 192 * _GIB, 7380e9, 600e9, 2, 2, {4: 224}),
+            _shapes(_CUBES),
+        ),
     )
 }
+_THREE_DIMENSIONS = ("v4", "v5p", "tpu7x")
 _ALIASES = {"v5litepod": "v5e"}
 # Values of jax.Device.device_kind, of which some generations have had two.
 _KINDS = {
     **{f"TPU {name}": name for name in GENERATIONS},
-    **{"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"},
+    **{"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"},
 }
 # A v3 slice of one host comes on another machine type (ct3) than hosts of larger slices (ct3p).
 _SINGLE_HOST_V3_CPUS = 96
@@ -151,6 +156,16 @@ class Slice:
         return self.generation.hbm_bandwidth / self.generation.devices_per_chip
 
     @property
+    def pcie_bandwidth(self) -> float:
+        """A JAX device's share of its chip's link to the host, one way, bytes/s.
+
+        Austin et al. (2025), "How to Scale Your Model", part 2: about 16 GB/s for each chip, and 32
+        for v6e; of tpu7x it does not say, which is taken to be no slower than v6e.
+        """
+        of_chip = 32e9 if self.generation.name in ("v6e", "tpu7x") else 16e9
+        return of_chip / self.generation.devices_per_chip
+
+    @property
     def ici_bandwidth(self) -> float:
         """A JAX device's share of its chip's links, one way, bytes/s."""
         return self.generation.ici_bandwidth / self.generation.devices_per_chip
@@ -164,8 +179,8 @@ def names() -> list[str]:
 def parse(name: str) -> Slice:
     """The slice that Cloud TPU calls ``name``.
 
-    The number in a name counts TensorCores, of which v2, v3, v4 and v5p have two on each chip, and
-    v5e (also called v5litepod) and v6e have one.
+    The number in a name counts TensorCores, of which v2, v3, v4, v5p and tpu7x have two on each
+    chip, and v5e (also called v5litepod) and v6e have one.
 
     Raises:
       ConfigError: there is no such slice; the message lists those that there are.
@@ -192,17 +207,31 @@ def of(generation: str, shape: str, chips_per_host: int) -> Slice:
 
 
 def identify(devices: Sequence[jax.Device]) -> Slice | None:
-    """The slice that these devices of all hosts make up; None if they are not known TPUs."""
+    """The slice that these devices of all hosts make up.
+
+    None if they are not TPUs of a known kind, or are of several slices: ``unknown`` says which.
+    """
     generation = _KINDS.get(devices[0].device_kind)
-    if generation is None:
+    if generation is None or _count_slices(devices) > 1:
         return None
-    # Keyed by chip: on v2 and v3, the two devices of a chip have the same coordinates.
+    # Keyed by chip: on v2, v3 and tpu7x, the two devices of a chip have the same coordinates.
     places = {tuple(device.coords): device.process_index for device in devices}
     sides = [max(side) - min(side) + 1 for side in zip(*places, strict=True)]
     # ``coords`` always has three numbers; the other generations use only two of them.
-    dimensions = 3 if generation in ("v4", "v5p") else 2
+    dimensions = 3 if generation in _THREE_DIMENSIONS else 2
     shape = "x".join(str(side) for side in sides[:dimensions])
     return of(generation, shape, len(places) // len(set(places.values())))
+
+
+def unknown(devices: Sequence[jax.Device]) -> str:
+    """What ``identify`` does not know, in a few words."""
+    kind, count = devices[0].device_kind, _count_slices(devices)
+    return f"{count} slices of {kind} are not known" if count > 1 else f"{kind} is not known"
+
+
+def _count_slices(devices: Sequence[jax.Device]) -> int:
+    # Slices that are joined by their hosts' network ("multislice"): coordinates are within a slice.
+    return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def _count(shape: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,6 +13,21 @@ from sebulba.types import Params, Trajectory, Unroll
 
 Logs = dict[str, jax.Array]
 """Scalars by name."""
+
+
+class Upkeep(NamedTuple):
+    """What a learner does besides its updates, and keeps besides its state, for ``sebulba plan``.
+
+    Attributes:
+      gathered: bytes that a host gathers from its memory for each update, and sends to its devices.
+      stored: bytes that a host fetches from its devices for each update, and stores in its memory.
+      programs: what runs on each learner device besides the update, and how often for each update.
+        What the learner keeps there is among their arguments.
+    """
+
+    gathered: float = 0.0
+    stored: float = 0.0
+    programs: Sequence[tuple[jax.stages.Lowered, float]] = ()
 
 
 class Learner(abc.ABC):
@@ -93,6 +108,6 @@ class Learner(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to lower its update")
 
-    def device_memory(self) -> int:
-        """Bytes that the learner keeps on each learner device besides its state."""
-        return 0
+    def upkeep(self) -> Upkeep:
+        """What the learner does and keeps besides, such as a replay, for ``sebulba plan``."""
+        return Upkeep()

@@ -16,7 +16,7 @@ from jax import lax
 from sebulba import losses
 from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
 from sebulba.devices.topology import Topology
-from sebulba.learners.base import Learner, Logs
+from sebulba.learners.base import Learner, Logs, Upkeep
 from sebulba.learners.replay.host import HostReplay, ReplayConfig
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences, block_shapes
@@ -39,12 +39,12 @@ class ReplayCheckpointConfig(CheckpointConfig):
 class R2D2Config(Config):
     """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-    Defaults are the paper's (section 2.3 and table 2). Its Adam epsilon of 1e-3 and clipping norm
-    of 40 are for a loss summed over time, as in acme and SEED RL; here the loss is a mean over
-    T x B, so both are divided by sequence_length - burn_in = 40. The 80 steps of a sequence
-    include the burn-in; for a burn-in before 80 steps, as in acme and SEED RL, set
-    sequence_length to 120. Sequences are made of whole consecutive unrolls, so they overlap by
-    sequence_length - unroll_length.
+    Defaults are the paper's (section 2.3 and table 2) but for what ``docs/algorithms.md`` says. The
+    most important: the paper learns from 80 steps after a burn-in of 40 (here: sequence_length
+    120), and these defaults from the last 40 of 80 steps. The paper's Adam epsilon of 1e-3 and
+    clipping norm of 40 are taken as for a loss summed over time, as in acme and SEED RL; here the
+    loss is a mean over T x B, so both are divided by sequence_length - burn_in = 40. Sequences are
+    made of whole consecutive unrolls, so they overlap by sequence_length - unroll_length.
     """
 
     unroll_length: Count = 40
@@ -214,9 +214,9 @@ class R2D2Learner(Learner):
         )
         return self.synchronized.lower(state.train, (batch,), state.target)
 
-    def device_memory(self) -> int:
-        """Bytes of the replay on each learner device."""
-        return self.replay.bytes_per_device if self._config.replay.storage == "device" else 0
+    def upkeep(self) -> Upkeep:
+        """The work of the replay, and on a device its memory."""
+        return self.replay.upkeep()
 
     def save_replay(self, path: Path) -> None:
         """Start writing the replay, if ``config.checkpoint.save_replay``."""

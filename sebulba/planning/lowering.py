@@ -14,6 +14,7 @@ from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import ActorProgram
 from sebulba.learners import make_optimizer
+from sebulba.learners.base import Upkeep
 from sebulba.types import ArrayTree, EnvSpec
 from sebulba.validation import ConfigError
 
@@ -25,13 +26,13 @@ class Lowered(NamedTuple):
       act: ``ActorProgram.step`` of one actor, on the first inference device.
       update: the programs of one update on the learner mesh of all hosts, and how often each runs.
       carry_bytes: memory of each further actor on an inference device.
-      replay_bytes: memory that the learner keeps on each learner device besides its state.
+      upkeep: what the learner does besides, such as a replay's inserts and samples.
     """
 
     act: jax.stages.Lowered
     update: list[tuple[jax.stages.Lowered, int]]
     carry_bytes: int
-    replay_bytes: int
+    upkeep: Upkeep
 
 
 def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: Topology) -> Lowered:
@@ -82,7 +83,7 @@ def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: To
         act=program.step.lower(params, carry, timestep, epsilons),
         update=update,
         carry_bytes=_nbytes(carry),
-        replay_bytes=learner.device_memory(),
+        upkeep=learner.upkeep(),
     )
 
 

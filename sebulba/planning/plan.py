@@ -19,19 +19,22 @@ from sebulba.config import Config
 from sebulba.devices import placement, tpu_slices
 from sebulba.devices.compiler import Program, Refused, inspect
 from sebulba.devices.topology import Topology
-from sebulba.planning.lowering import lower
-from sebulba.planning.roofline import Estimate, Machine, estimate
+from sebulba.planning.lowering import Lowered, lower
+from sebulba.planning.roofline import Estimate, Machine, Work, estimate
 from sebulba.runners import environments
 from sebulba.runners.training import changed_options
 from sebulba.types import EnvSpec
 from sebulba.validation import ConfigError
 
-STEPS_PER_CORE = 1500.0
-"""Agent steps/s of EnvPool on one CPU core: Breakout-v5, measured on a two-core AMD EPYC VM."""
+STEPS_PER_CORE = (458.0, 958.0)
+"""Agent steps/s of EnvPool's Atari on one CPU of a TPU VM: stepped synchronously, as here, and at
+most (asynchronously, on each NUMA node by itself).
+
+From its authors' table: 175,938 and 367,799 frames/s on 96 CPUs, at 4 frames a step
+(github.com/sail-sg/envpool, README, "Benchmark Results"; Weng et al. 2022). Several actors, each of
+which steps its environments synchronously, are between the two."""
 _CLOSE = 0.95
 """Layouts within 5% of the best count as equal, since these are estimates."""
-_WAITING = 0.8
-"""Factor on the rate of shared devices: there, actors wait for updates, which no roofline shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Row:
       refused: why the compiler refuses it, or None.
       act, update: what one inference step and one whole update cost a device.
       hbm: peak memory of the fullest device in bytes, including all its actors and the replay.
-      estimate: rates; None if the layout is refused.
+      estimate: rates with the slowest environments that are assumed; None if the layout is refused.
+      at_best: rates with the fastest.
     """
 
     layout: str
@@ -54,6 +58,7 @@ class Row:
     update: Program | None = None
     hbm: int = 0
     estimate: Estimate | None = None
+    at_best: Estimate | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -72,7 +77,7 @@ class Plan:
       slice, shape: name of the slice, and its topology in chips.
       hosts, devices_per_host, cpus_per_host: its size.
       hbm_bytes: memory of one device.
-      steps_per_core: agent steps/s that are assumed of the environments on one CPU core.
+      steps_per_core: agent steps/s that are assumed of the environments on one CPU: least, most.
       versions: of the compiler and of jax.
       rows: the layouts.
       chosen: the layout that training chooses by itself.
@@ -89,7 +94,7 @@ class Plan:
     devices_per_host: int
     cpus_per_host: int
     hbm_bytes: float
-    steps_per_core: float
+    steps_per_core: tuple[float, float]
     versions: dict[str, str]
     rows: list[Row]
     chosen: str
@@ -98,13 +103,13 @@ class Plan:
     why: str
 
 
-def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE) -> Plan:
+def make(config: Config, slice_name: str, steps_per_core: float | None = None) -> Plan:
     """Compile every sensible layout and estimate its rates; takes minutes for a deep network.
 
     Args:
       config: the preset, with any changes.
       slice_name: as Cloud TPU calls the slice, such as "v5e-16".
-      steps_per_core: agent steps/s of the environments on one CPU core.
+      steps_per_core: agent steps/s of the environments on one CPU; None takes ``STEPS_PER_CORE``.
 
     Raises:
       ConfigError: the slice is unknown, the TPU compiler is not installed, or the config is wrong.
@@ -118,7 +123,8 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
     except ConfigError as error:
         raise ConfigError(f"{error} Meanwhile: {placement.surveyed(tpu_slice.name)}.") from error
     spec = environments.probe(environments.default_make_env(config))
-    machine = Machine(tpu_slice, spec.frame_skip, steps_per_core)
+    assumed = STEPS_PER_CORE if steps_per_core is None else (steps_per_core, steps_per_core)
+    machines = tuple(Machine(tpu_slice, spec.frame_skip, steps) for steps in assumed)
     ask = placement.tpu_compiler(tpu_slice)
 
     def fits(num_learners: int) -> bool:
@@ -135,7 +141,7 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
     rows = [
         Row(topology.layout, changed_options(config, _fit(algorithm, config, topology)), why)
         if why is not None
-        else _row(algorithm, config, spec, topology, machine, acts)
+        else _row(algorithm, config, spec, topology, machines, acts)
         for topology, why in zip(topologies, ask(topologies), strict=True)
     ]
     recommended, why = recommend(rows, chosen.topology.layout)
@@ -148,7 +154,7 @@ def make(config: Config, slice_name: str, steps_per_core: float = STEPS_PER_CORE
         devices_per_host=tpu_slice.devices_per_host,
         cpus_per_host=tpu_slice.cpus,
         hbm_bytes=tpu_slice.hbm_bytes,
-        steps_per_core=steps_per_core,
+        steps_per_core=assumed,
         versions={name: version(name) for name in ("libtpu", "jax")},
         rows=rows,
         chosen=chosen.topology.layout,
@@ -193,34 +199,38 @@ def _fit(algorithm: Algorithm[Any], config: Config, topology: Topology) -> Confi
 def recommend(rows: Sequence[Row], chosen: str) -> tuple[str | None, str]:
     """The layout with the most frames/s and the reason; None if all are refused.
 
-    Among layouts that are about equal, one without changes to the config comes first, then the one
-    that training chooses by itself (``chosen``). Shared devices must be faster than a split by a
-    quarter to be preferred to it.
+    Slow environments are assumed. Among layouts that are about equal, one without changes to the
+    config comes first, then the one that training chooses by itself (``chosen``).
     """
     possible = [(row, row.estimate) for row in rows if row.estimate is not None]
     if not possible:
-        return None, "the compiler refuses every layout"
-
-    def worth(pair: tuple[Row, Estimate]) -> float:
-        return pair[1].frames * (_WAITING if pair[0].is_shared else 1)
-
-    most = max(worth(pair) for pair in possible)
+        return None, "every layout is refused"
+    most = max(rates.frames for _, rates in possible)
     # False sorts before True, so the least key is: no changes, then the chosen layout, then speed.
     row, rates = min(
-        (pair for pair in possible if worth(pair) >= _CLOSE * most),
-        key=lambda pair: (pair[0].changes != "", pair[0].layout != chosen, -worth(pair)),
+        (pair for pair in possible if pair[1].frames >= _CLOSE * most),
+        key=lambda pair: (pair[0].changes != "", pair[0].layout != chosen, -pair[1].frames),
     )
     why = (
-        f"{rates.frames:,.0f} frames/s, bound by {rates.bound} (acting {rates.acting:,.0f}, "
-        f"learning {rates.learning:,.0f}, environments {rates.environments:,.0f})"
+        f"{_rate(row, rates)} (acting {rates.acting:,.0f}, learning {rates.learning:,.0f}, "
+        f"environments {rates.environments:,.0f})"
     )
-    for other, its in sorted(possible, key=worth, reverse=True):
+    for other, its in sorted(possible, key=lambda pair: pair[1].frames, reverse=True):
         if other is not row:
             needs = f", needs {other.changes}" if other.changes else ""
-            needs += ", but its actors wait for updates" if other.is_shared else ""
-            why += f"; next is {other.layout}: {its.frames:,.0f}, bound by {its.bound}{needs}"
+            why += f"; next is {other.layout}: {_rate(other, its)}{needs}"
             break
     return row.layout, why
+
+
+def _rate(row: Row, rates: Estimate) -> str:
+    """Frames/s, and what they depend on."""
+    text = f"{rates.frames:,.0f} frames/s, bound by {rates.bound}"
+    best = row.at_best
+    if best is None or best.frames == rates.frames:
+        return text
+    now = "" if best.bound == rates.bound else f", then by {best.bound}"
+    return f"{text}, to {best.frames:,.0f} with faster environments{now}"
 
 
 def _row(
@@ -228,7 +238,7 @@ def _row(
     original: Config,
     spec: EnvSpec,
     topology: Topology,
-    machine: Machine,
+    machines: tuple[Machine, ...],
     acts: dict[int, Program],
 ) -> Row:
     """Compile and estimate one layout; ``acts`` caches inference steps by ``envs_per_actor``."""
@@ -241,26 +251,38 @@ def _row(
         if config.envs_per_actor not in acts:
             acts[config.envs_per_actor] = inspect(lowered.act)
         first, *rest = (inspect(program).times(count) for program, count in lowered.update)
+        besides = tuple((inspect(program), count) for program, count in lowered.upkeep.programs)
     except Refused as refused:
         return Row(topology.layout, changes, str(refused))
     act, update = acts[config.envs_per_actor], first
     for piece in rest:
         update = update.then(piece)
+    hbm = _peak_memory(config, topology, lowered, (act, update, *(piece for piece, _ in besides)))
+    room = machines[0].slice.hbm_bytes
+    if hbm > room:
+        why = f"it needs {hbm / 2**30:.2f} of the {room / 2**30:.0f} GiB of a device"
+        return Row(topology.layout, changes, why, act, update, hbm)
+    work = Work(
+        config.envs_per_actor,
+        config.actors_per_device,
+        algorithm.steps_per_update(config),
+        act,
+        update,
+        lowered.upkeep.gathered,
+        lowered.upkeep.stored,
+        besides,
+    )
+    slow, fast = (estimate(work, topology, machine) for machine in machines)
+    return Row(topology.layout, changes, None, act, update, hbm, slow, fast)
+
+
+def _peak_memory(
+    config: Config, topology: Topology, lowered: Lowered, programs: tuple[Program, ...]
+) -> int:
+    """Bytes of the fullest device, where ``programs`` are the step, the update, and what else."""
+    act, update, *besides = programs
     # The step's own count has one actor in it. A device that only acts never holds a replay.
     acting = act.hbm + (config.actors_per_device - 1) * lowered.carry_bytes
-    learning = update.hbm + lowered.replay_bytes
-    return Row(
-        topology.layout,
-        changes,
-        act=act,
-        update=update,
-        hbm=acting + learning if topology.is_shared else max(acting, learning),
-        estimate=estimate(
-            config.envs_per_actor,
-            algorithm.steps_per_update(config),
-            topology,
-            machine,
-            act,
-            update,
-        ),
-    )
+    # What the replay's programs need besides the replay is there while the update runs.
+    learning = update.hbm + max((program.hbm for program in besides), default=0)
+    return acting + learning if topology.is_shared else max(acting, learning)

@@ -1,6 +1,7 @@
 """Rates that a chip's peak numbers allow (Williams et al. 2009, "Roofline"): optimistic estimates.
 
-Real programs do not reach the peaks, and the time of calls, transfers and Python is not counted.
+Real programs do not reach the peaks. The time of calls and of Python is not counted, and of
+transfers only those of a replay in host memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from sebulba.devices.topology import Topology
 from sebulba.devices.tpu_slices import Slice
 
 Bound = Literal["acting", "learning", "environments"]
-Part = Literal["compute", "memory", "all-reduce"]
+Part = Literal["compute", "memory", "all-reduce", "replay"]
+
+GATHERING = 1.9e9
+"""Bytes/s at which the learner's thread gathers sequences: 39 MB of Atari in 21 ms, measured on one
+core of an AMD EPYC. (On busy cores it took 49 ms: benchmarks/results/replay.json.)"""
+STORING = 6e9
+"""Bytes/s at which it stores unrolls: 6.2 MB in 1.0 ms (benchmarks/results/replay.json)."""
+SHARING = 0.8
+"""Share of the rate of devices that both act and learn which is left as each waits for the other.
+It is assumed, not measured."""
 
 
 class Machine(NamedTuple):
@@ -30,6 +40,29 @@ class Machine(NamedTuple):
     steps_per_core: float
 
 
+class Work(NamedTuple):
+    """What a run computes again and again.
+
+    Attributes:
+      num_envs: environments that one call of ``act`` acts for.
+      actors_per_device: actors that take turns on one inference device.
+      steps_per_update: agent steps of one host for each update.
+      act: the cost of one inference step of one actor.
+      update: the cost of one whole update.
+      gathered, stored: as in ``sebulba.learners.base.Upkeep``.
+      besides: what else a learner device runs, and how often for each update.
+    """
+
+    num_envs: int
+    actors_per_device: int
+    steps_per_update: float
+    act: Program
+    update: Program
+    gathered: float = 0.0
+    stored: float = 0.0
+    besides: tuple[tuple[Program, float], ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Roofline estimates of one layout.
@@ -37,17 +70,21 @@ class Estimate:
     Attributes:
       act_seconds: time of one inference step of one actor.
       update_seconds: time of one update, with its all-reduce.
-      update_bound: the part of an update that takes longest.
-      acting, learning: frames/s of the whole slice that either side could sustain. Shared devices
-        take turns at both, so the two are the same.
-      environments: frames/s that the hosts' CPUs could simulate.
-      frames: the smallest of the three.
-      bound: which of the three is the smallest.
-      cores_per_host: CPU cores of a host that would keep up with ``min(acting, learning)``.
+      replay_seconds: time of the replay's work for one update. On the devices it adds to the
+        update; in host memory the learner's thread does it while the devices update.
+      update_bound: what takes longest of an update and its replay.
+      acting: frames/s of the whole slice that the actors reach. Each waits for its environments
+        after each inference step, and for its device where others use it.
+      learning: frames/s that the learners could sustain.
+      environments: frames/s that the hosts' CPUs could simulate, if they never waited.
+      frames: the smaller of ``acting`` and ``learning``.
+      bound: what limits ``frames``; environments, if actors mostly wait for them.
+      cores_per_host: CPU cores of a host that simulate as fast as its devices act and learn.
     """
 
     act_seconds: float
     update_seconds: float
+    replay_seconds: float
     update_bound: Part
     acting: float
     learning: float
@@ -57,56 +94,69 @@ class Estimate:
     cores_per_host: float
 
 
-def estimate(
-    num_envs: int,
-    steps_per_update: float,
-    topology: Topology,
-    machine: Machine,
-    act: Program,
-    update: Program,
-) -> Estimate:
-    """Rates on ``topology`` of programs that cost ``act`` and ``update``.
-
-    Args:
-      num_envs: environments that one call of ``act`` acts for.
-      steps_per_update: agent steps of one host for each update.
-      topology: which devices act and which learn.
-      machine: what they can do.
-      act: the cost of one inference step of one actor.
-      update: the cost of one whole update.
-    """
+def estimate(work: Work, topology: Topology, machine: Machine) -> Estimate:
+    """Rates of ``work`` on ``topology``, whose devices and CPUs are those of ``machine``."""
     chip = machine.slice
-    # Computing and reading memory overlap, so the longer counts; the all-reduce needs the gradient,
-    # so it comes on top.
-    act_seconds = max(act.flops / chip.flops, act.bytes / chip.hbm_bandwidth)
-    parts = _parts(update, chip, topology.mesh.size)
+    act_seconds = _seconds(work.act, chip)
+    parts = _parts(work.update, chip, topology.mesh.size)
     update_seconds = max(parts["compute"], parts["memory"]) + parts["all-reduce"]
+    on_device = sum(count * _seconds(program, chip) for program, count in work.besides)
+    on_host = _host_seconds(work, chip, len(topology.learners))
+    parts["replay"] = on_device + on_host
     # From here on: agent steps/s of one host.
-    acting = len(topology.inference) * num_envs / act_seconds
-    learning = steps_per_update / update_seconds
-    slower: Bound = "acting" if acting < learning else "learning"
+    devices = len(topology.inference) * work.num_envs / act_seconds
+    learning = work.steps_per_update / (update_seconds + on_device)
     # A shared device spends, for each step, the time of acting and then that of learning.
     if topology.is_shared:
-        acting = learning = 1 / (1 / acting + 1 / learning)
+        devices = learning = SHARING / (1 / devices + 1 / learning)
+    if on_host:
+        learning = min(learning, work.steps_per_update / on_host)
     environments = chip.cpus * machine.steps_per_core
-    devices = min(acting, learning)
+    acting, held_up = _acting(devices, work.actors_per_device, environments)
     frames = machine.frame_skip * chip.hosts
     return Estimate(
         act_seconds=act_seconds,
         update_seconds=update_seconds,
+        replay_seconds=on_device + on_host,
         update_bound=max(parts, key=lambda part: parts[part]),
         acting=acting * frames,
         learning=learning * frames,
         environments=environments * frames,
-        frames=min(devices, environments) * frames,
-        bound="environments" if environments < devices else slower,
-        cores_per_host=devices / machine.steps_per_core,
+        frames=min(acting, learning) * frames,
+        bound="learning" if learning <= acting else "environments" if held_up else "acting",
+        cores_per_host=min(devices, learning) / machine.steps_per_core,
     )
 
 
+def _acting(devices: float, actors: int, environments: float) -> tuple[float, bool]:
+    """Steps/s that actors reach, and whether they wait for their environments for most of the time.
+
+    Args:
+      devices: steps/s of inference devices that are never idle.
+      actors: those on each device.
+      environments: steps/s of CPUs that are never idle.
+    """
+    # Of its device, an actor has the time of ``devices``, if it has it alone; then its environments
+    # step, on its share of the CPUs, while other actors use the device.
+    alone = actors * devices
+    in_turns = 1 / (1 / alone + 1 / environments)
+    return min(devices, in_turns), in_turns < devices and environments < alone
+
+
+def _host_seconds(work: Work, chip: Slice, num_learners: int) -> float:
+    """Time of the learner's thread for the replay in host memory, for each update."""
+    sent = (work.gathered + work.stored) / (chip.pcie_bandwidth * num_learners)
+    return work.gathered / GATHERING + work.stored / STORING + sent
+
+
+def _seconds(program: Program, chip: Slice) -> float:
+    # Computing and reading memory overlap, so the longer counts.
+    return max(program.flops / chip.flops, program.bytes / chip.hbm_bandwidth)
+
+
 def _parts(update: Program, chip: Slice, num_learners: int) -> dict[Part, float]:
-    # A ring all-reduce is a reduce-scatter and an all-gather. In each, a device sends all but one
-    # of its N parts of the array.
+    # The all-reduce needs the gradient, so it comes on top. As a ring it is a reduce-scatter and an
+    # all-gather: in each, a device sends all but one of its N parts of the array.
     sent = 2 * update.all_reduce_bytes * (num_learners - 1) / num_learners
     return {
         "compute": update.flops / chip.flops,

@@ -10,7 +10,7 @@ def test_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "vtrace-catch", "-h"]) == 0
     output = capfd.readouterr().out
     assert output.startswith("usage: sebulba plan vtrace-catch [-h] [OPTIONS]\n")
-    for text in ("--slice NAME", "--steps-per-core", "(default: 1500.0)", "--json", "--env STR"):
+    for text in ("--slice NAME", "--steps-per-core", "458 to 958", "--json", "--env STR"):
         assert text in output
 
 

@@ -23,6 +23,7 @@ class StandIn:
     platform: str = "tpu"
     device_kind: str = "stand-in"
     coords: tuple[int, ...] = ()
+    slice_index: int = 0
 
 
 SHARED = "a0,1,2,3-l0,1,2,3"
@@ -184,6 +185,27 @@ def test_shared_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = choose(config(), devices)
         assert chosen.topology.layout == "a0,1,2,3-l0,1,2,3"
         assert "cannot be asked" in str(chosen.note)
+
+
+def test_several_slices_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_surveyed(monkeypatch)
+    one = slice_of("v6e-32")
+    other = [
+        dataclasses.replace(device, id=device.id + 100, process_index=device.process_index + 8)
+        for device in one
+    ]
+    both = [
+        dataclasses.replace(device, slice_index=number)
+        for number, devices in enumerate((one, other))
+        for device in devices
+    ]
+    assert tpu_slices.identify(both) is None
+    # The survey accepts this split on one slice.
+    wanted = config(envs_per_actor=36, batch_size=36)
+    assert choose(wanted, one).note is None
+    chosen = choose(wanted, both)
+    assert chosen.topology.layout == "a0,1,2,3-l0,1,2,3"
+    assert "2 slices of TPU v6 lite are not known" in str(chosen.note)
 
 
 def test_elsewhere_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from sebulba.learners import Learner, SynchronizedUpdate, VTraceLearner
 from sebulba.planning import plan
 from sebulba.planning.lowering import Lowered, lower
 from sebulba.planning.plan import Row
-from sebulba.planning.roofline import Estimate, Machine, estimate
+from sebulba.planning.roofline import Estimate, Machine, Work, estimate
 from sebulba.runners.environments import default_make_env, probe
 
 RESULTS = ROOT / "benchmarks" / "results" / "tpu_compile.json"
@@ -52,6 +52,8 @@ NEEDS_LIBTPU = "needs the TPU compiler: pip install 'sebulba[tpu]'"
         ("v5p-16", "2x2x2", 2, 4, 208),
         ("v6e-8", "2x4", 1, 8, 180),
         ("v6e-32", "4x8", 8, 4, 180),
+        ("tpu7x-8", "2x2x1", 1, 8, 224),
+        ("tpu7x-16", "2x2x2", 2, 8, 224),
     ],
 )
 def test_slice_names(name: str, shape: str, hosts: int, per_host: int, cpus: int) -> None:
@@ -70,8 +72,10 @@ def test_the_number_in_a_name_counts_cores_or_chips() -> None:
 
 def test_a_device_has_its_share_of_a_chip() -> None:
     v3, v4 = tpu_slices.parse("v3-8"), tpu_slices.parse("v4-8")
+    tpu7x = tpu_slices.parse("tpu7x-8")
     assert v3.flops == 123e12 / 2 and v3.hbm_bytes == 16 * 2**30
     assert v4.flops == 275e12 and v4.hbm_bytes == 32 * 2**30
+    assert tpu7x.flops == 2307e12 / 2 and tpu7x.hbm_bytes == 96 * 2**30
 
 
 def test_devices_are_known_again() -> None:
@@ -80,7 +84,7 @@ def test_devices_are_known_again() -> None:
 import jax
 from sebulba.devices import tpu_slices
 jax.config.update("jax_platforms", "cpu")
-for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32"):
+for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32", "tpu7x-16"):
     found = tpu_slices.identify(tpu_slices.devices(tpu_slices.parse(name)))
     assert found == tpu_slices.parse(name), (name, found)
 """
@@ -185,12 +189,20 @@ def test_replay_on_the_device_takes_memory() -> None:
     config = tiny("r2d2-catch")
     assert isinstance(config, R2D2Config)
     topology = Topology.split(1, jax.devices()[:3])
-    assert lowered(config, topology).replay_bytes == 0
-    replay = dataclasses.replace(config.replay, storage="device", capacity=1000)
-    on_device = dataclasses.replace(config, replay=replay)
     step = 4 * (10 * 5 + 3 + 1)  # Board, reward, discount, action; in float32 and int32.
+    on_host = lowered(config, topology).upkeep
+    assert not on_host.programs
+    # A batch of sequences for each update, and the unrolls that completed as many.
+    assert on_host.gathered > step * config.sequence_length * config.batch_size
+    assert on_host.stored > step * config.unroll_length * config.batch_size
+    assert on_host.stored < 1.2 * on_host.gathered / 2
+    replay = dataclasses.replace(config.replay, storage="device", capacity=1000)
+    on_device = lowered(dataclasses.replace(config, replay=replay), topology).upkeep
+    assert on_device.gathered == on_device.stored == 0
+    (read, reads), (write, writes) = on_device.programs
+    assert (reads, writes) == (1, config.batch_size / config.envs_per_actor)
     least = step * config.unroll_length * 1000 // 2
-    assert lowered(on_device, topology).replay_bytes > least
+    assert min(inspect(read).hbm, inspect(write).hbm) > least
 
 
 # Reading the compiler
@@ -238,12 +250,14 @@ UPDATE = Program(flops=1e6, bytes=9e9, hbm=1, all_reduce_bytes=10**9, collective
 def test_rates_by_hand() -> None:
     topology = Topology.split(4, jax.devices())
     machine = Machine(tpu_slices.parse("v3-8"), frame_skip=4, steps_per_core=1000.0)
-    rates = estimate(32, 64 * 20, topology, machine, ACT, UPDATE)
+    rates = estimate(Work(32, 2, 64 * 20, ACT, UPDATE), topology, machine)
     assert rates.act_seconds == pytest.approx(1e-3)  # 61.5 G of 61.5 T operations/s.
     # 9 GB of 450 GB/s; and 3/4 of 1 GB twice over 140 GB/s.
     assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140)
     assert rates.update_bound == "memory"
-    assert rates.acting == pytest.approx(4 * 4 * 32 / 1e-3)
+    # Two actors on each device, each of which acts, then waits for its environments.
+    assert rates.acting == pytest.approx(4 / (1 / (2 * 4 * 32 / 1e-3) + 1 / 96e3))
+    assert rates.replay_seconds == 0
     assert rates.learning == pytest.approx(4 * 64 * 20 / (0.02 + 1.5 / 140))
     assert rates.environments == pytest.approx(4 * 96 * 1000)
     assert rates.frames == pytest.approx(rates.learning) and rates.bound == "learning"
@@ -252,34 +266,79 @@ def test_rates_by_hand() -> None:
 
 def test_shared_devices_do_both_in_turn() -> None:
     num_envs, steps = 32, 640
-    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e9)
-    rates = estimate(num_envs, steps, Topology.shared(jax.devices()), machine, ACT, UPDATE)
+    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e12)
+    work = Work(num_envs, 2, steps, ACT, UPDATE)
+    rates = estimate(work, Topology.shared(jax.devices()), machine)
     act_calls = steps / (8 * num_envs)
     seconds = rates.update_seconds + act_calls * rates.act_seconds
-    assert rates.acting == rates.learning == pytest.approx(steps / seconds)
+    assert rates.acting == rates.learning == pytest.approx(0.8 * steps / seconds)
+
+
+def test_two_actors_do_not_keep_a_device_busy_that_waits_for_environments() -> None:
+    topology = Topology.split(4, jax.devices())
+    work = Work(32, 2, 64 * 20, ACT, UPDATE)
+    rates = {
+        steps: estimate(work, topology, Machine(tpu_slices.parse("v3-8"), 1, steps))
+        for steps in (100.0, 1e3, 1e9)
+    }
+    device = 4 * 32 / rates[1e9].act_seconds
+    assert rates[1e9].acting == pytest.approx(device)
+    assert rates[1e3].acting < 96e3 < device
+    assert rates[100.0].bound == "environments" and rates[100.0].frames < 9600
+
+
+def test_the_work_of_a_replay_is_counted() -> None:
+    topology = Topology.split(2, jax.devices())
+    chip = tpu_slices.parse("v5e-8")
+    machine = Machine(chip, 1, 1e9)
+    without = Work(32, 2, 64 * 20, ACT, UPDATE)
+    # The learner's thread gathers while the devices update, so the longer of the two counts.
+    on_host = estimate(without._replace(gathered=190e6, stored=60e6), topology, machine)
+    assert on_host.replay_seconds == pytest.approx(0.1 + 0.01 + 250e6 / (6 * 16e9))
+    assert on_host.learning == pytest.approx(64 * 20 / on_host.replay_seconds)
+    assert on_host.update_bound == "replay"
+    little = estimate(without._replace(gathered=190e3, stored=60e3), topology, machine)
+    assert little.learning == estimate(without, topology, machine).learning
+    # On the devices it takes the place of the update.
+    piece = dataclasses.replace(ACT, flops=0.0, bytes=chip.hbm_bandwidth * 0.002)
+    on_device = estimate(without._replace(besides=((piece, 1.5),)), topology, machine)
+    assert on_device.replay_seconds == pytest.approx(0.003)
+    seconds = on_device.update_seconds + on_device.replay_seconds
+    assert on_device.learning == pytest.approx(64 * 20 / seconds)
 
 
 A, B, SHARED = "a0-l1,2,3", "a0,1-l2,3", "a0,1,2,3-l0,1,2,3"
 
 
 def row(layout: str, frames: float, changes: str = "") -> Row:
-    rates = Estimate(1, 1, "compute", frames, frames, 9e9, frames, "learning", 1)
-    return Row(layout, changes, act=ACT, update=UPDATE, estimate=rates)
+    rates = Estimate(1, 1, 0, "compute", frames, frames, 9e9, frames, "learning", 1)
+    return Row(layout, changes, act=ACT, update=UPDATE, estimate=rates, at_best=rates)
 
 
 def test_recommendation() -> None:
     refused = Row("a0-l1", "", "no such route")
-    assert plan.recommend([refused], "a0-l1") == (None, "the compiler refuses every layout")
+    assert plan.recommend([refused], "a0-l1") == (None, "every layout is refused")
     best, why = plan.recommend([refused, row(A, 100), row(B, 50)], B)
     assert best == A
     assert why.startswith("100 frames/s, bound by learning") and f"next is {B}: 50" in why
     # Equal as far as an estimate can tell: no changes first, then what training takes by itself.
     assert plan.recommend([row(A, 100, "--x 1"), row(B, 99)], A)[0] == B
     assert plan.recommend([row(A, 100), row(B, 99)], B)[0] == B
-    # Actors of shared devices wait for updates.
-    best, why = plan.recommend([row(A, 100), row(SHARED, 115)], A)
-    assert best == A and f"next is {SHARED}: 115" in why and "wait for updates" in why
     assert plan.recommend([row(A, 100), row(SHARED, 140)], A)[0] == SHARED
+
+
+def test_the_reason_says_what_faster_environments_change() -> None:
+    slow, fast = (
+        Estimate(1, 1, 0, "compute", acting, 300, 9e9, min(acting, 300), bound, 1)
+        for acting, bound in ((200, "environments"), (400, "learning"))
+    )
+    found = dataclasses.replace(row(A, 1), estimate=slow, at_best=fast)
+    _, why = plan.recommend([found], A)
+    assert why.startswith(
+        "200 frames/s, bound by environments, to 300 with faster environments, then by learning"
+    )
+    same = dataclasses.replace(found, at_best=slow)
+    assert "faster" not in plan.recommend([same], A)[1]
 
 
 def test_sensible_layouts() -> None:
@@ -423,7 +482,7 @@ def test_operations_agree_with_a_hand_count() -> None:
 
 def test_the_table_says_everything() -> None:
     made = plan.Plan(
-        *("vtrace-catch", "sebulba/Catch", "v5e-16", "4x4", 4, 4, 112, 2.0**34, 1500.0),
+        *("vtrace-catch", "sebulba/Catch", "v5e-16", "4x4", 4, 4, 112, 2.0**34, (458.0, 958.0)),
         {"libtpu": "1", "jax": "2"},
         [row("a0-l1,2,3", 2e6, "--envs-per-actor 33"), Row("a0,1-l2,3", "", "no such route")],
         *(
@@ -437,7 +496,8 @@ def test_the_table_says_everything() -> None:
     console.print(plan_table.render(made))
     text = console.file.getvalue()
     for part in (
-        "a0,1-l2,3 does not compile: no such route",
+        "a0,1-l2,3 is refused: no such route",
+        "458 to 958 environment steps/s on each CPU",
         "a0-l1,2,3 needs --envs-per-actor 33",
         "61.5 G",
         "2 M",

@@ -11,12 +11,22 @@ import jax
 import numpy as np
 
 from sebulba.devices import distributed
+from sebulba.devices.compiler import Refused, inspect
+from sebulba.learners.base import Upkeep
 from sebulba.learners.replay import snapshot
 from sebulba.learners.replay.capacity import check_memory
 from sebulba.learners.replay.shard import ReplayShard, Sample
-from sebulba.learners.replay.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
+from sebulba.learners.replay.storage import (
+    Block,
+    DevicePrograms,
+    DeviceStorage,
+    Geometry,
+    HostStorage,
+    nbytes,
+    nbytes_of_sequence,
+)
 from sebulba.types import Trajectory, Unroll
-from sebulba.validation import Count, Positive, Share
+from sebulba.validation import ConfigError, Count, Positive, Share
 
 Errors = Callable[[Trajectory], jax.Array]
 """Absolute TD errors ``[T, B]`` of an unroll, -1 where there is none."""
@@ -97,8 +107,39 @@ class HostReplay:
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes of the shard of one learner device."""
-        return nbytes(self._blocks, self._geometry)
+        """Bytes of the shard of one learner device.
+
+        On the device itself these are what its compiler says, with the padding, and with what an
+        insert or a sample needs besides.
+
+        Raises:
+          ConfigError: its compiler says that it does not fit.
+        """
+        if self._config.storage == "host":
+            return nbytes(self._blocks, self._geometry)
+        try:
+            return max(inspect(program).hbm for program, _ in self.upkeep().programs)
+        except Refused as refused:
+            raise ConfigError(
+                f"the replay does not fit on a learner device ({refused}): make --replay.capacity "
+                "smaller, or change --replay.storage."
+            ) from refused
+
+    def upkeep(self) -> Upkeep:
+        """What inserts and samples cost for each update, in the long run."""
+        devices, batch = self._devices, self._batch_size
+        # Each block that is inserted completes one sequence.
+        blocks = batch / self._config.samples_per_insert
+        if self._config.storage == "device":
+            programs = DevicePrograms(self._blocks, self._geometry)
+            read, write = programs.lower(devices[0], batch // len(devices))
+            inserts = blocks / (self._geometry.num_envs * len(devices))
+            return Upkeep(programs=((read, 1.0), (write, inserts)))
+        block = nbytes(self._blocks, self._geometry._replace(lanes=1, slots=1))
+        return Upkeep(
+            gathered=batch * nbytes_of_sequence(self._blocks, self._geometry),
+            stored=blocks * block / self._geometry.num_envs,
+        )
 
     def allocate(self) -> str:
         """Allocate the memory; returns a line about it.

@@ -1,9 +1,9 @@
 """Storage of replayed unrolls, in host memory or on a learner device.
 
-Both kinds keep every environment step once, in arrays ``[lanes, slots, B, T, ...]``. A block is one
-unroll of one environment; its recurrent state, in arrays ``[lanes, slots, B, ...]``, is the one
-before its first step. A sequence is ``span`` consecutive slots of one lane and environment, and
-the first timestep of the slot after them.
+Both kinds keep every environment step once, in blocks. A block is one unroll of one environment,
+with the recurrent state before its first step; blocks are indexed by lane, slot and environment. A
+sequence is ``span`` consecutive slots of one lane and environment, and the first timestep of the
+slot after them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from sebulba.learners.replay.packing import LANES, Packing
 from sebulba.types import Agent, ArrayTree, EnvSpec, Timestep, Trajectory
 
 
@@ -94,9 +96,20 @@ def block_of(trajectory: Trajectory) -> Block:
 
 
 def nbytes(shapes: Block, geometry: Geometry) -> int:
-    """Bytes of a storage whose slots have blocks of these ``shapes`` ``[B, ...]``."""
+    """Bytes of a ``HostStorage`` whose slots have blocks of these ``shapes`` ``[B, ...]``."""
     per_slot = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return int(per_slot * geometry.lanes * geometry.slots)
+
+
+def nbytes_of_sequence(shapes: Block, geometry: Geometry) -> int:
+    """Bytes of one of the ``Sequences`` that ``read`` gives."""
+
+    def per_env(tree: ArrayTree) -> int:
+        return nbytes(Block(tree, (), ()), Geometry(1, 1, 1, 1)) // geometry.num_envs
+
+    length = shapes.action.shape[1]
+    steps = per_env((shapes.timestep, shapes.action)) * geometry.span
+    return steps + per_env(shapes.timestep) // length + per_env(shapes.initial_state)
 
 
 class HostStorage:
@@ -153,69 +166,126 @@ class HostStorage:
             leaf[lane, slot] = block
 
 
+class DevicePrograms:
+    """What runs on a learner device to write to a storage there, and to read from it.
+
+    All blocks are rows of words (see ``packing``) in one array ``[lanes x slots x B, rows, 128]``.
+    """
+
+    def __init__(self, shapes: Block, geometry: Geometry) -> None:
+        """``shapes``: shapes and dtypes of one slot's blocks, ``[B, ...]``."""
+        self._geometry = geometry
+        self._slot = jax.tree.map(
+            # As arrays on devices are: without 64 bits, unless JAX is told to use them.
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)
+            ),
+            shapes,
+        )
+        self._packing = Packing(
+            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._slot)
+        )
+        blocks = geometry.lanes * geometry.slots * geometry.num_envs
+        self.data = jax.ShapeDtypeStruct((blocks, self._packing.rows, LANES), np.uint32)
+
+    def write(self, data: jax.Array, block: Block, place: jax.Array) -> jax.Array:
+        """``data`` with ``block`` at the (lane, slot) in ``place``."""
+        # Typed as the storage is: a snapshot of before may have other types.
+        block = jax.tree.map(lambda leaf, slot: leaf.astype(slot.dtype), block, self._slot)
+        start = (self._first(place), 0, 0)
+        return jax.lax.dynamic_update_slice(data, self._packing.pack(block), start)
+
+    def read(
+        self, data: jax.Array, lanes: jax.Array, slots: jax.Array, envs: jax.Array
+    ) -> Sequences:
+        """The sequences that start at these blocks."""
+        span, ring, num_envs = self._geometry.span, self._geometry.slots, self._geometry.num_envs
+        # [N, span + 1], since the timestep after a sequence is in one block more.
+        slots = (slots[:, None] + jnp.arange(span + 1)) % ring
+        rows = (lanes[:, None] * ring + slots) * num_envs + envs[:, None]
+        blocks = self._packing.unpack(data[rows.reshape(-1)])
+
+        def steps(leaf: jax.Array, last: int) -> jax.Array:
+            """Steps of all sequences; ``last`` is 1 to add the timestep after them, else 0."""
+            whole = leaf.reshape(rows.shape[0], -1, *leaf.shape[2:])
+            return whole[:, : span * leaf.shape[1] + last]
+
+        return Sequences(
+            jax.tree.map(lambda leaf: steps(leaf, 1), blocks.timestep),
+            steps(blocks.action, 0),
+            jax.tree.map(lambda leaf: leaf[:: span + 1], blocks.initial_state),
+        )
+
+    def slot(self, data: jax.Array, place: jax.Array) -> Block:
+        """The blocks at the (lane, slot) in ``place``."""
+        size = (self._geometry.num_envs, *data.shape[1:])
+        start = (self._first(place), 0, 0)
+        return self._packing.unpack(jax.lax.dynamic_slice(data, start, size))
+
+    def lower(
+        self, device: jax.Device, count: int
+    ) -> tuple[jax.stages.Lowered, jax.stages.Lowered]:
+        """``read`` of ``count`` sequences and ``write``, for a device that need not be there."""
+        here = SingleDeviceSharding(device)
+
+        def on(tree: ArrayTree) -> Any:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
+            )
+
+        number, place = (
+            jax.ShapeDtypeStruct((count,), np.int32),
+            jax.ShapeDtypeStruct((2,), np.int32),
+        )
+        read = jax.jit(self.read).lower(on(self.data), *[on(number)] * 3)
+        write = jax.jit(self.write, donate_argnums=0)
+        return read, write.lower(on(self.data), on(self._slot), on(place))
+
+    def _first(self, place: jax.Array) -> jax.Array:
+        """The first row of a slot."""
+        return (place[0] * self._geometry.slots + place[1]) * self._geometry.num_envs
+
+
 class DeviceStorage:
-    """Arrays on the learner device itself, written in place by donation."""
+    """One array on the learner device itself, written in place by donation."""
 
     def __init__(self, shapes: Block, geometry: Geometry, device: jax.Device) -> None:
         """``shapes``: shapes and dtypes of one slot's blocks, ``[B, ...]``."""
-        lead = (geometry.lanes, geometry.slots)
-        self._geometry = geometry
+        programs = DevicePrograms(shapes, geometry)
+        self._structure = jax.tree.structure(shapes)
         self._device = device
         # Otherwise the zeros would be made on the default device first, which need not have room.
         with jax.default_device(device):
-            self._data: Block = jax.device_put(
-                jax.tree.map(lambda leaf: jnp.zeros(lead + leaf.shape, leaf.dtype), shapes), device
-            )
-        self._write = jax.jit(_write, donate_argnums=0)
-        self._read = jax.jit(self._gather)
-        # A snapshot reads in another thread. A write donates the arrays, which invalidates them for
-        # a reader that still holds them.
+            zeros = jnp.zeros(programs.data.shape, programs.data.dtype)
+            self._data: jax.Array = jax.device_put(zeros, device)
+        self._write = jax.jit(programs.write, donate_argnums=0)
+        self._read = jax.jit(programs.read)
+        self._slot = jax.jit(programs.slot)
+        # A snapshot reads in another thread. A write donates the array, which invalidates it for a
+        # reader that still holds it.
         self._lock = threading.Lock()
 
     def write(self, lane: int, slot: int, trajectory: Trajectory) -> None:
         self._store(lane, slot, block_of(trajectory))
 
     def read(self, lanes: np.ndarray, slots: np.ndarray, envs: np.ndarray) -> Sequences:
-        return self._read(self._data, *jax.device_put((lanes, slots, envs), self._device))
+        places = (place.astype(np.int32) for place in (lanes, slots, envs))
+        return self._read(self._data, *jax.device_put(tuple(places), self._device))
 
     def blocks(self, lane: int, slot: int) -> list[np.ndarray]:
-        # Slices are arrays of their own: once they are dispatched, a write can no longer harm them,
-        # and waiting for their values needs no lock.
+        # The results are arrays of their own: once they are dispatched, a write can no longer harm
+        # them, and waiting for their values needs no lock.
         with self._lock:
-            blocks = [leaf[lane, slot] for leaf in jax.tree.leaves(self._data)]
-        return [np.asarray(block) for block in blocks]
+            blocks = self._slot(self._data, self._place(lane, slot))
+        return [np.asarray(block) for block in jax.tree.leaves(blocks)]
 
     def load(self, lane: int, slot: int, blocks: list[np.ndarray]) -> None:
-        self._store(lane, slot, jax.tree.unflatten(jax.tree.structure(self._data), blocks))
+        self._store(lane, slot, jax.tree.unflatten(self._structure, blocks))
 
     def _store(self, lane: int, slot: int, block: Block) -> None:
-        place, block = jax.device_put((np.array([lane, slot], np.int32), block), self._device)
+        block = jax.device_put(block, self._device)
         with self._lock:
-            self._data = self._write(self._data, block, place)
+            self._data = self._write(self._data, block, self._place(lane, slot))
 
-    def _gather(
-        self, data: Block, lanes: jax.Array, slots: jax.Array, envs: jax.Array
-    ) -> Sequences:
-        span, ring = self._geometry.span, self._geometry.slots
-
-        def gather(leaf: jax.Array, last: bool) -> jax.Array:
-            parts = [leaf[lanes, (slots + i) % ring, envs] for i in range(span)]
-            if last:
-                parts.append(leaf[lanes, (slots + span) % ring, envs][:, :1])
-            return jnp.concatenate(parts, axis=1)
-
-        return Sequences(
-            jax.tree.map(lambda leaf: gather(leaf, True), data.timestep),
-            gather(data.action, False),
-            jax.tree.map(lambda leaf: leaf[lanes, slots, envs], data.initial_state),
-        )
-
-
-def _write(data: Block, block: Block, place: jax.Array) -> Block:
-    """``data`` with ``block`` at the (lane, slot) in ``place``; in place, since it is donated."""
-
-    def write(leaf: jax.Array, value: jax.Array) -> jax.Array:
-        start = [place[0], place[1], *[jnp.zeros_like(place[0])] * value.ndim]
-        return jax.lax.dynamic_update_slice(leaf, value[None, None].astype(leaf.dtype), start)
-
-    return jax.tree.map(write, data, block)
+    def _place(self, lane: int, slot: int) -> jax.Array:
+        return jax.device_put(np.array([lane, slot], np.int32), self._device)

@@ -36,7 +36,8 @@ from sebulba import (
     Trajectory,
     presets,
 )
-from sebulba.learners.replay import capacity
+from sebulba.devices.compiler import Refused
+from sebulba.learners.replay import capacity, host
 from sebulba.learners.replay.host import HostReplay
 from sebulba.learners.replay.sampler import Priorities
 from sebulba.learners.replay.shard import ReplayShard, Sample
@@ -286,7 +287,12 @@ def test_each_step_is_stored_once(kind: str) -> None:
     shapes = shapes_of(random_trajectory(np.random.default_rng(0)))
     assert nbytes(shapes, GEOMETRY) == expected
     storage: Any = STORAGES[kind](shapes, GEOMETRY, jax.devices()[0])
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(storage._data)) == expected
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(storage._data))
+    if kind == "host":
+        assert held == expected
+    else:  # Each block is rows of 128 words.
+        blocks = GEOMETRY.lanes * GEOMETRY.slots * B
+        assert held == blocks * 512 * -(-unroll // 512) and unroll > 2 * T
 
 
 # The replay of a host
@@ -353,14 +359,30 @@ def test_memory_that_is_not_there_is_refused(kind: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(capacity, "_available_host_memory", lambda: 2**29)
     large = make_replay(kind, capacity=unrolls * 2 * B)
-    with pytest.raises(ConfigError, match=r"1\.00 GiB .*0\.50 GiB are free.*--replay\.capacity"):
+    # On a device with the padding of the rows.
+    size = r"1\.00" if kind == "host" else r"[2-9]\.\d\d"
+    refused = rf"takes {size} GiB .*0\.50 GiB are free.*--replay\.capacity"
+    with pytest.raises(ConfigError, match=refused):
         large.allocate()
     small = make_replay(kind)
     line = small.allocate()
     assert line.startswith("replay takes 0.00 GiB of ") and "0.50 GiB free" in line
     total = 2 * (6 // 2 * 2 + 2) * per_unroll  # Lanes, slots: capacity and a span more.
     held = [leaf.nbytes for s in small._shards for leaf in jax.tree.leaves(s.storage._data)]  # type: ignore[attr-defined]
-    assert sum(held) == total == LEARNERS * small.bytes_per_device
+    if kind == "host":
+        assert sum(held) == total == LEARNERS * small.bytes_per_device
+    else:  # What the compiler counts: the rows, and what a sample or an insert takes besides.
+        assert total < sum(held) < LEARNERS * small.bytes_per_device < 1.5 * sum(held)
+
+
+def test_a_replay_that_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(program: Any) -> Any:
+        raise Refused("19.65G of 15.75G hbm")
+
+    monkeypatch.setattr(host, "inspect", refuse)
+    with pytest.raises(ConfigError, match=r"not fit .*19\.65G of 15\.75G.*--replay\.capacity"):
+        make_replay("device").allocate()
+    make_replay("host").allocate()
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
