@@ -28,24 +28,30 @@ GOOD = Timestep(
         ({"observation": np.zeros((1, 6, 6), np.uint8)}, r"\[1, 6, 6\].*\[3, 6, 6\]"),
         ({"observation": {"x": GOOD.observation}}, "make the one like the other"),
         ({"first": np.ones(B, np.uint8)}, r"first is uint8 \[3\].*bool"),
-        ({"reward": np.zeros((B, 1))}, r"reward is float32 \[3, 1\].*\[3\]"),
+        ({"reward": np.zeros((B, 1))}, r"reward is float64 \[3, 1\] on reset.*numbers \[3\]"),
+        ({"reward": np.array(["1"] * B)}, r"reward is <U1 \[3\].*numbers"),
+        ({"observation": np.full((B, 6, 6), None)}, r"observation is object .*uint8"),
         ({"discount": np.float32(1)}, r"discount is float32 \[\].*\[3\]"),
     ],
 )
 def test_what_differs_from_the_spec_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        check_timestep(GOOD._replace(**changes), SPEC)
+        check_timestep(GOOD._replace(**changes), SPEC, "on reset")
 
 
 def test_what_jax_takes_for_the_same_passes() -> None:
-    check_timestep(GOOD, SPEC)
-    check_timestep(GOOD._replace(reward=np.zeros(B), discount=np.ones(B, np.int64)), SPEC)
+    check_timestep(GOOD, SPEC, "on reset")
+    check_timestep(
+        GOOD._replace(reward=np.zeros(B), discount=np.ones(B, np.int64)), SPEC, "on reset"
+    )
     told = {"a": ArraySpec((2,), np.dtype(np.float32)), "b": ArraySpec((), np.dtype(np.int32))}
     given = {"a": np.zeros((B, 2)), "b": np.zeros(B, np.int64)}
-    check_timestep(GOOD._replace(observation=given), SPEC._replace(observation=told))
+    check_timestep(GOOD._replace(observation=given), SPEC._replace(observation=told), "on reset")
     with pytest.raises(ConfigError, match=r"observation\['b'\] is float32"):
         wrong = {**given, "b": np.zeros(B, np.float32)}
-        check_timestep(GOOD._replace(observation=wrong), SPEC._replace(observation=told))
+        check_timestep(
+            GOOD._replace(observation=wrong), SPEC._replace(observation=told), "on reset"
+        )
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
