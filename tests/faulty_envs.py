@@ -179,3 +179,14 @@ def aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+def with_spec(**changes: Any) -> type[Around]:
+    """Environments that say other things in their spec than Catch."""
+
+    class Telling(Around):
+        @property
+        def spec(self) -> EnvSpec:
+            return super().spec._replace(**changes)
+
+    return Telling

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.types import EnvSpec, Timestep
+from sebulba.types import ArraySpec, EnvSpec, Timestep
 from sebulba.validation import ConfigError
 
 _AUTO_RESET = (
@@ -78,6 +78,33 @@ class TimestepCheck:
             self._started = None
 
 
+def checked_spec(spec: EnvSpec) -> EnvSpec:
+    """Return ``spec`` with the dtypes that JAX has: float32 in place of float64, unless enabled.
+
+    What the environment returns becomes the same when it goes to a device.
+
+    Raises:
+      ConfigError: an observation has no shape and dtype, or is not of numbers.
+    """
+
+    def checked(path: Any, told: Any) -> ArraySpec:
+        name = f"observation{jax.tree_util.keystr(path)}"
+        if not isinstance(told, ArraySpec):
+            raise ConfigError(
+                f"the environment's {name} is {told!r}: it must be an ArraySpec, with the shape "
+                "and the dtype of an array. Give one in its spec."
+            )
+        dtype = np.dtype(told.dtype)
+        if not _is_numeric(dtype):
+            raise ConfigError(
+                f"the environment's {name} is of dtype {dtype}: it must be of bool, whole numbers "
+                "or floats. Convert it in the environment."
+            )
+        return ArraySpec(tuple(told.shape), jax.dtypes.canonicalize_dtype(dtype))
+
+    return spec._replace(observation=jax.tree_util.tree_map_with_path(checked, spec.observation))
+
+
 def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
     """Check that ``timestep`` has the structure, shapes and dtypes of ``spec``.
 
@@ -125,11 +152,16 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any, when
 
 
 def _fits(given: Any, wanted: Any) -> bool:
-    if wanted is None:
-        return jax.dtypes.issubdtype(given, np.bool_) or jax.dtypes.issubdtype(given, np.number)
+    if wanted is None or not _is_numeric(given):
+        return wanted is None and _is_numeric(given)
     # What JAX makes of a dtype: without its option jax_enable_x64, float64 becomes float32.
     canonical = jax.dtypes.canonicalize_dtype
-    return given == wanted or (given.kind in "biuf" and canonical(given) == canonical(wanted))
+    return canonical(given) == canonical(wanted)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    # Of jax, which knows bfloat16 and the like.
+    return jax.dtypes.issubdtype(dtype, np.bool_) or jax.dtypes.issubdtype(dtype, np.number)
 
 
 def _check_starts(timestep: Timestep, before: Any, when: str) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import faulty_envs
 import numpy as np
 import pytest
-from faulty_envs import ENV, STEP, spoiled_by, with_value
+from faulty_envs import ENV, STEP, spoiled_by, with_spec, with_value
 from whole_runs import assert_same, on, tiny, tiny_r2d2
 
 import sebulba
 from sebulba import ConfigError, NetworkConfig, TrainResult, envs
-from sebulba.types import Timestep
+from sebulba.types import ArraySpec, DiscreteSpec, Timestep
 
 AUTO_RESET = "first False, and reset in the next step"
 NOT_FINITE = "it must be finite"
@@ -86,6 +87,29 @@ def test_the_note_says_after_how_many_steps_an_environment_failed() -> None:
         trained(faulty_envs.Raising)
     (note,) = end.value.__notes__
     assert "actor-0" in note and f"after {STEP - 1} steps" in note
+
+
+NESTED = with_spec(observation={"board": {"cells": ArraySpec((10, 5), np.dtype(np.float32))}})
+PAIR = with_spec(observation=(ArraySpec((10, 5), np.dtype(np.float32)),) * 2)
+SEVERAL = with_spec(action=(DiscreteSpec(3), DiscreteSpec(2)))
+
+
+@pytest.mark.parametrize("config", [tiny(), tiny_r2d2()])
+@pytest.mark.parametrize(
+    ("make_env", "core", "says"),
+    [
+        (NESTED, "none", r"observes .*cells.*: .* an array or a flat dict of arrays"),
+        (NESTED, "lstm", r"observes .*cells.*: .* an array or a flat dict of arrays"),
+        (PAIR, "none", r"observes \(ArraySpec.*: .* an array or a flat dict of arrays"),
+        (SEVERAL, "none", r"action .*\(DiscreteSpec.*: .*DiscreteSpec or a BoxSpec"),
+        (SEVERAL, "lstm", r"action .*\(DiscreteSpec.*: .*DiscreteSpec or a BoxSpec"),
+    ],
+)
+def test_a_spec_that_is_not_supported(config: Any, make_env: Any, core: Any, says: str) -> None:
+    network = dataclasses.replace(config.network, core=core)
+    config = dataclasses.replace(config, network=network)
+    with pytest.raises(ConfigError, match=says):
+        sebulba.train(config, make_env=make_env, topology=on(1), progress=False)
 
 
 SAME_BITS = [faulty_envs.ReusingItsBuffers, faulty_envs.Float64]

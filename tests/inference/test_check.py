@@ -10,7 +10,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import ConfigError, envs
-from sebulba.inference.check import check_timestep
+from sebulba.inference.check import check_timestep, checked_spec
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 
 B = 3
@@ -67,3 +67,26 @@ def test_a_training_ends_with_it(method: str) -> None:
     with pytest.raises(ConfigError, match=r"environment's observation is uint8 .* float32") as end:
         sebulba.train(tiny(), make_env=Bytes, topology=on(1), progress=False)
     assert any("actor-" in note for note in end.value.__notes__)
+
+
+def test_a_spec_gets_the_dtypes_that_jax_has() -> None:
+    told = {"a": ArraySpec((2,), np.dtype(np.float64)), "b": ArraySpec((), np.dtype(np.int64))}
+    spec = checked_spec(SPEC._replace(observation=told))
+    assert spec.observation == {
+        "a": ArraySpec((2,), np.dtype(np.float32)),
+        "b": ArraySpec((), np.dtype(np.int32)),
+    }
+    assert checked_spec(SPEC) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("observation", "says"),
+    [
+        (ArraySpec((2,), np.dtype(object)), "observation is of dtype object.*whole numbers"),
+        ({"x": ArraySpec((2,), np.dtype("U3"))}, r"observation\['x'\] is of dtype <U3"),
+        ({"x": (3, 4)}, r"observation\['x'\]\[0\] is 3: it must be an ArraySpec"),
+    ],
+)
+def test_a_spec_of_other_things_than_numbers_is_refused(observation: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        checked_spec(SPEC._replace(observation=observation))
