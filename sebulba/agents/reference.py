@@ -219,7 +219,10 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     Raises:
       ConfigError: it does not. The message says which network or environment would.
     """
-    check_action(spec.action)
+    try:
+        check_action(spec.action)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     observation = spec.observation
     if has_action(spec):
         observation = observation["observation"]

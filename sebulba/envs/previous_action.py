@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, EnvSpec, Timestep
-from sebulba.validation import ConfigError
 
 
 def has_action(spec: EnvSpec) -> bool:
@@ -19,10 +18,10 @@ def check_action(action: object) -> None:
     """Check that ``action`` is a spec of actions that networks can take and give.
 
     Raises:
-      ConfigError: it is neither a ``DiscreteSpec`` nor a ``BoxSpec``.
+      ValueError: it is neither a ``DiscreteSpec`` nor a ``BoxSpec``.
     """
     if not isinstance(action, DiscreteSpec | BoxSpec):
-        raise ConfigError(
+        raise ValueError(
             f"the action of the environment is {action}: it must be a DiscreteSpec or a BoxSpec. "
             "Make it one of them in the environment, or give train an agent of your own."
         )
@@ -37,7 +36,7 @@ class PreviousAction:
     ``first``.
 
     Raises:
-      ConfigError: the environment's action is neither discrete nor an array.
+      ValueError: the environment's action is neither discrete nor an array.
     """
 
     def __init__(self, env: Env) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sebulba.types import ArraySpec, EnvSpec, Timestep
@@ -66,7 +67,7 @@ class TimestepCheck:
         if (tree, forms) != self._form:
             check_timestep(timestep, self._spec, when)
             self._form = tree, forms
-            inexact = [jax.dtypes.issubdtype(leaf.dtype, np.inexact) for leaf in leaves]
+            inexact = [jnp.issubdtype(leaf.dtype, np.inexact) for leaf in leaves]
             self._floats = np.flatnonzero(inexact).tolist()
         for index in self._floats:
             if not np.isfinite(leaves[index]).all():
@@ -161,7 +162,7 @@ def _fits(given: Any, wanted: Any) -> bool:
 
 def _is_numeric(dtype: Any) -> bool:
     # Of jax, which knows bfloat16 and the like.
-    return jax.dtypes.issubdtype(dtype, np.bool_) or jax.dtypes.issubdtype(dtype, np.number)
+    return jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, np.number)
 
 
 def _check_starts(timestep: Timestep, before: Any, when: str) -> None:

@@ -142,7 +142,7 @@ class Meter:
         self._logs: defaultdict[str, float] = defaultdict(float)
 
 
-def joined(*parts: Row) -> Row:
+def joined(*parts: Mapping[str, float | int | None]) -> Row:
     """One row of several, in their order.
 
     Raises:

@@ -16,7 +16,7 @@ from sebulba.learners.replay.capacity import check_memory
 from sebulba.learners.replay.shard import ReplayShard, Sample
 from sebulba.learners.replay.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
 from sebulba.types import Trajectory, Unroll
-from sebulba.validation import Count, Positive, Share
+from sebulba.validation import Count, Fields, Positive, Share
 
 Errors = Callable[[Trajectory], jax.Array]
 """Absolute TD errors ``[T, B]`` of an unroll, -1 where there is none."""
@@ -25,7 +25,7 @@ Priority = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Fields):
     """Prioritized replay of sequences, one on each host."""
 
     capacity: Count = 100_000
