@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 import optax
 
 from sebulba.agents import distributions
-from sebulba.agents.reference import PolicyAgent, QAgent, check_observation, epsilon_greedy
+from sebulba.agents.reference import PolicyAgent, QAgent, check_spec, epsilon_greedy
 from sebulba.config import Config, build
 from sebulba.devices.topology import Topology
 from sebulba.inference.exploration import Exploration, epsilon_ladder
@@ -36,7 +36,7 @@ def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") ->
     Raises:
       ConfigError: the network does not fit the observation or the action.
     """
-    check_observation(config.network, spec, config.env)
+    check_spec(config.network, spec, config.env)
     try:
         distribution = distributions.make(spec.action, config.network.squash)
     except ValueError as error:
@@ -115,7 +115,7 @@ def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> 
     Raises:
       ConfigError: the network does not fit the observation or the action.
     """
-    check_observation(config.network, spec, config.env)
+    check_spec(config.network, spec, config.env)
     try:
         return QAgent(config.network, spec, config.evaluation_epsilon * (acts == "evaluating"))
     except ValueError as error:

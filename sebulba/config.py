@@ -15,6 +15,7 @@ from sebulba.validation import (
     ConfigError,
     Count,
     Counts,
+    Fields,
     NotNegative,
     NotNegativeInt,
     OptionalCount,
@@ -29,7 +30,7 @@ Option = bool | int | float | str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(Fields):
     """The reference network: a torso, an optional recurrent core, and heads."""
 
     torso: Literal["mlp", "small", "shallow", "deep"] = "mlp"
@@ -55,7 +56,7 @@ class NetworkConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Fields):
     """Gradient clipping, then RMSProp or Adam, with a learning rate that may decay linearly."""
 
     name: Literal["rmsprop", "adam"] = "rmsprop"
@@ -71,7 +72,7 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Fields):
     """When checkpoints are written, and how many are kept."""
 
     interval: Count = 1000
@@ -82,7 +83,7 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Fields):
     """The options that all algorithms share."""
 
     preset: str = ""

@@ -7,8 +7,11 @@ all fields of a config and of the configs nested in it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 
 class ConfigError(ValueError):
@@ -27,27 +30,89 @@ class Rule(NamedTuple):
     says: str
 
 
+class Fields:
+    """Base of the dataclasses of a config: their values become what they come back as from JSON.
+
+    So numbers and arrays of NumPy become Python's, and lists become tuples, except in a dict, where
+    tuples become lists.
+    """
+
+    # Here, and not where a config is written: a run must not differ from the one that resumes it.
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = _plain(getattr(self, field.name))
+            value = tuple(value) if isinstance(value, list) else value
+            object.__setattr__(self, field.name, value)  # Its class is frozen.
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    # NaN, whose comparisons are False, is none; nor is infinity, which is no number in JSON.
+    return (isinstance(value, float) and -math.inf < value < math.inf) or _is_whole(value)
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return _is_whole(value) and value > 0
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
 
 
 _COUNT = "must be a whole number above 0"
+_POSITIVE = "must be a finite number above 0"
 
 Count = Annotated[int, Rule(_is_count, _COUNT)]
 OptionalCount = Annotated[
     int | None, Rule(lambda x: x is None or _is_count(x), f"{_COUNT}, or None")
 ]
-Counts = Annotated[tuple[int, ...], Rule(lambda xs: all(map(_is_count, xs)), "must all be above 0")]
-# The rules of floats say what holds, not what fails: so NaN, whose comparisons are False, fails.
-Positive = Annotated[float, Rule(lambda x: x > 0, "must be above 0")]
-NotNegative = Annotated[float, Rule(lambda x: x >= 0, "must be 0 or more")]
-NotNegativeInt = Annotated[int, Rule(lambda x: x >= 0, "must be 0 or more")]
-Share = Annotated[float, Rule(lambda x: 0 <= x <= 1, "must be from 0 to 1")]
-ShareBelow1 = Annotated[float, Rule(lambda x: 0 <= x < 1, "must be from 0 to below 1")]
-Limit = Annotated[
-    float | None, Rule(lambda x: x is None or x > 0, "must be above 0, or None for no limit")
+Counts = Annotated[
+    tuple[int, ...],
+    Rule(
+        lambda xs: isinstance(xs, tuple) and all(map(_is_count, xs)),
+        "must all be whole numbers above 0",
+    ),
 ]
-Seed = Annotated[int, Rule(lambda x: 0 <= x < 2**32, "must be from 0 to 2**32 - 1")]
+Positive = Annotated[float, Rule(_is_positive, _POSITIVE)]
+NotNegative = Annotated[
+    float, Rule(lambda x: _is_number(x) and x >= 0, "must be a finite number, 0 or more")
+]
+NotNegativeInt = Annotated[
+    int, Rule(lambda x: _is_whole(x) and x >= 0, "must be a whole number, 0 or more")
+]
+Share = Annotated[
+    float, Rule(lambda x: _is_number(x) and 0 <= x <= 1, "must be a number from 0 to 1")
+]
+ShareBelow1 = Annotated[
+    float, Rule(lambda x: _is_number(x) and 0 <= x < 1, "must be a number from 0 to below 1")
+]
+Limit = Annotated[
+    float | None,
+    Rule(lambda x: x is None or _is_positive(x), f"{_POSITIVE}, or None for no limit"),
+]
+Seed = Annotated[
+    int,
+    Rule(lambda x: _is_whole(x) and 0 <= x < 2**32, "must be a whole number from 0 to 2**32 - 1"),
+]
+
+_OF_TYPES = {
+    bool: Rule(lambda x: isinstance(x, bool), "must be True or False"),
+    str: Rule(lambda x: isinstance(x, str), "must be a string"),
+}
+"""Rules of fields whose types state none."""
 
 
 def check_fields(config: Any) -> None:
@@ -77,10 +142,13 @@ def _rules(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Rule]]:
         if get_origin(hint) is Annotated:
             hint, *extras = get_args(hint)
             yield from ((path, extra) for extra in extras if isinstance(extra, Rule))
+        elif hint in _OF_TYPES:
+            yield path, _OF_TYPES[hint]
         if get_origin(hint) is Literal:
             choices = get_args(hint)
             yield path, Rule(choices.__contains__, f"must be one of {list(choices)}")
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield path, Rule(hint.__instancecheck__, f"must be a {hint.__name__}")
             yield from _rules(hint, f"{path}.")
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sebulba import (
@@ -16,6 +17,8 @@ from sebulba import (
     NetworkConfig,
     OptimizerConfig,
     R2D2Config,
+    ReplayCheckpointConfig,
+    ReplayConfig,
     VTraceConfig,
     algorithms,
     presets,
@@ -41,6 +44,7 @@ def changed(path: str, value: Any, config: Config) -> Config:
 
 
 WHOLE = "must be a whole number above 0"
+ABOVE_0 = "must be a finite number above 0"
 REFUSED = [
     *((name, value, WHOLE) for name in ("total_steps", "queue_size") for value in (0, -1, 1.5)),
     ("actors_per_device", 0, WHOLE),
@@ -53,51 +57,69 @@ REFUSED = [
     ("checkpoint.max_to_keep", 0, WHOLE),
     ("network.core_size", 0, WHOLE),
     ("network.frame_stack", 0, WHOLE),
-    ("network.hidden_sizes", (64, 0), "must all be above 0"),
-    ("optimizer.learning_rate", 0.0, "must be above 0"),
-    ("optimizer.learning_rate", float("nan"), "must be above 0"),
-    ("optimizer.max_gradient_norm", -1.0, "must be above 0"),
-    ("optimizer.epsilon", 0.0, "must be above 0"),
+    ("network.hidden_sizes", (64, 0), "must all be whole numbers above 0"),
+    ("optimizer.learning_rate", 0.0, ABOVE_0),
+    ("optimizer.learning_rate", float("nan"), ABOVE_0),
+    ("optimizer.max_gradient_norm", -1.0, ABOVE_0),
+    ("optimizer.epsilon", 0.0, ABOVE_0),
     ("network.pixels", "normalized", "must be scaled for the torso mlp"),
-    ("optimizer.rms_decay", 1.0, "must be from 0 to below 1"),
+    ("optimizer.rms_decay", 1.0, "must be a number from 0 to below 1"),
     ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),
     ("network.torso", "Deep", "must be one of ['mlp', 'small', 'shallow', 'deep']"),
     ("placement", "Shared", "must be one of ['split', 'shared']"),
     ("policy_lag", 0, "must be one of ['any', '0', '1']"),
     ("atari_protocol", "ALE", "must be one of ['machado', 'impala']"),
-    ("seed", -1, "must be from 0 to 2**32 - 1"),
-    ("seed", 2**32, "must be from 0 to 2**32 - 1"),
-    ("env_threads", -1, "must be 0 or more"),
+    ("seed", -1, "must be a whole number from 0 to 2**32 - 1"),
+    ("seed", 2**32, "must be a whole number from 0 to 2**32 - 1"),
+    ("env_threads", -1, "must be a whole number, 0 or more"),
     ("num_inference_devices", 0, f"{WHOLE}, or None"),
-    ("discount", 1.01, "must be from 0 to 1"),
-    ("lambda_", -0.1, "must be from 0 to 1"),
-    ("clip_rho", 0.0, "must be above 0"),
-    ("clip_c", 0.0, "must be above 0"),
-    ("clip_pg_rho", -1.0, "must be above 0"),
-    ("reward_scale", 0.0, "must be above 0"),
-    ("baseline_cost", -0.5, "must be 0 or more"),
-    ("entropy_cost", -0.5, "must be 0 or more"),
+    ("discount", 1.01, "must be a number from 0 to 1"),
+    ("lambda_", -0.1, "must be a number from 0 to 1"),
+    ("clip_rho", 0.0, ABOVE_0),
+    ("clip_c", 0.0, ABOVE_0),
+    ("clip_pg_rho", -1.0, ABOVE_0),
+    ("reward_scale", 0.0, ABOVE_0),
+    ("baseline_cost", -0.5, "must be a finite number, 0 or more"),
+    ("entropy_cost", -0.5, "must be a finite number, 0 or more"),
     ("num_inference_devices", 1.5, f"{WHOLE}, or None"),
-    ("reward_clip", 0.0, "must be above 0, or None"),
+    ("reward_clip", 0.0, f"{ABOVE_0}, or None"),
+    ("seed", 1.5, "must be a whole number"),
+    ("seed", "3", "must be a whole number"),
+    ("actors_per_device", True, WHOLE),
+    ("env_threads", 0.0, "must be a whole number"),
+    ("reward_scale", float("inf"), ABOVE_0),
+    ("reward_scale", "1", ABOVE_0),
+    ("reward_clip", "1", ABOVE_0),
+    ("discount", "0.9", "must be a number from 0 to 1"),
+    ("discount", True, "must be a number from 0 to 1"),
+    ("entropy_cost", None, "must be a finite number"),
+    ("batch_size", "32", WHOLE),
+    ("network.hidden_sizes", 64, "must all be whole numbers above 0"),
+    ("network.hidden_sizes", (64.0,), "must all be whole numbers above 0"),
+    ("resume", "no", "must be True or False"),
+    ("optimizer.decay_to_zero", 1, "must be True or False"),
+    ("env", 3, "must be a string"),
+    ("network", {"torso": "mlp"}, "must be a NetworkConfig"),
 ]
 
 
 REFUSED_OF_R2D2 = [
     ("sequence_length", 0, WHOLE),
-    ("burn_in", -1, "must be 0 or more"),
+    ("burn_in", -1, "must be a whole number, 0 or more"),
     ("n_step", 0, WHOLE),
     ("target_update_period", 0, WHOLE),
-    ("epsilon_base", 1.5, "must be from 0 to 1"),
-    ("epsilon_alpha", 0.0, "must be above 0"),
-    ("evaluation_epsilon", -0.1, "must be from 0 to 1"),
+    ("epsilon_base", 1.5, "must be a number from 0 to 1"),
+    ("epsilon_alpha", 0.0, ABOVE_0),
+    ("evaluation_epsilon", -0.1, "must be a number from 0 to 1"),
     ("replay.capacity", 0, WHOLE),
     ("replay.min_size", 0, WHOLE),
     ("replay.min_size", 100_001, "must be at most replay.capacity (100000)"),
-    ("replay.samples_per_insert", 0.0, "must be above 0"),
+    ("replay.samples_per_insert", 0.0, ABOVE_0),
     ("replay.storage", "disk", "must be one of ['host', 'device']"),
-    ("replay.priority_eta", 1.1, "must be from 0 to 1"),
+    ("replay.priority_eta", 1.1, "must be a number from 0 to 1"),
     ("checkpoint.interval", 0, WHOLE),
+    ("checkpoint", CheckpointConfig(), "must be a ReplayCheckpointConfig"),
 ]
 
 
@@ -196,6 +218,43 @@ def test_json_round_trip(config: Config) -> None:
     assert back == config and type(back) is type(config)
     assert saved(back) == text
     assert json.loads(text)["algorithm"] == algorithms.of(config).name
+
+
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    """Their types would be lost in JSON, which the run is resumed from."""
+    config = R2D2Config(
+        seed=np.int64(3),  # type: ignore[arg-type]
+        batch_size=np.int64(64),  # type: ignore[arg-type]
+        resume=np.bool_(True),  # type: ignore[arg-type]
+        discount=np.float32(0.5),  # type: ignore[arg-type]
+        env_options={"n": np.int8(3), "few": [np.float64(0.5), (np.uint8(1),)]},  # type: ignore
+        network=NetworkConfig(hidden_sizes=np.array([3, 4])),  # type: ignore[arg-type]
+        optimizer=OptimizerConfig(learning_rate=np.float64(0.25)),
+        replay=ReplayConfig(capacity=np.uint32(9_000)),  # type: ignore[arg-type]
+        checkpoint=ReplayCheckpointConfig(interval=np.int32(7)),  # type: ignore[arg-type]
+    )
+    config.validate()
+    assert (
+        loaded(saved(config))
+        == config
+        == R2D2Config(
+            seed=3,
+            batch_size=64,
+            resume=True,
+            discount=0.5,
+            env_options={"n": 3, "few": [0.5, [1]]},  # type: ignore[dict-item]
+            network=NetworkConfig(hidden_sizes=(3, 4)),
+            optimizer=OptimizerConfig(learning_rate=0.25),
+            replay=ReplayConfig(capacity=9_000),
+            checkpoint=ReplayCheckpointConfig(interval=7),
+        )
+    )
+    assert type(config.seed) is int and type(config.optimizer.learning_rate) is float
+
+
+def test_a_list_is_the_tuple_that_comes_back_from_the_file() -> None:
+    network = NetworkConfig(hidden_sizes=[3, 4])  # type: ignore[arg-type]
+    assert network == NetworkConfig(hidden_sizes=(3, 4))
 
 
 def test_an_unknown_algorithm_is_named() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from sebulba.agents import networks
 from sebulba.agents.distributions import Distribution
 from sebulba.config import NetworkConfig
-from sebulba.envs.previous_action import has_action
+from sebulba.envs.previous_action import check_action, has_action
 from sebulba.types import (
     ActorOutput,
     ArrayTree,
@@ -213,20 +213,20 @@ def add_time(tree: ArrayTree) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def check_observation(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
-    """Check that the network can take the observations of the environment named ``env``.
+def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
+    """Check that the network fits the observations and actions of the environment named ``env``.
 
     Raises:
-      ConfigError: it cannot. The message says which network can.
+      ConfigError: it does not. The message says which network or environment would.
     """
+    try:
+        check_action(spec.action)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     observation = spec.observation
     if has_action(spec):
         observation = observation["observation"]
-    shapes = (
-        {name: tuple(array.shape) for name, array in observation.items()}
-        if isinstance(observation, dict)
-        else tuple(observation.shape)
-    )
+    shapes = _shapes(observation, env)
     if isinstance(shapes, dict):
         if network.torso != "mlp" or network.frame_stack > 1:
             raise ConfigError(
@@ -254,3 +254,16 @@ def check_observation(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
             f"{env} observes {observation.dtype}: only pixels of uint8 are normalized. "
             "Set --network.pixels scaled."
         )
+
+
+def _shapes(observation: Any, env: str) -> dict[str, tuple[int, ...]] | tuple[int, ...]:
+    """The shape of an observation, or of each array of a flat dict."""
+    arrays = observation.values() if isinstance(observation, dict) else [observation]
+    if not all(hasattr(array, "shape") for array in arrays):
+        raise ConfigError(
+            f"{env} observes {observation}: the reference networks take an array or a flat dict of "
+            "arrays. Make it flat in the environment, or give train an agent of your own."
+        )
+    if isinstance(observation, dict):
+        return {name: tuple(array.shape) for name, array in observation.items()}
+    return tuple(observation.shape)

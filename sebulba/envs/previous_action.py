@@ -6,12 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, Timestep
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, EnvSpec, Timestep
 
 
 def has_action(spec: EnvSpec) -> bool:
     """Whether observations have the form that ``PreviousAction`` gives them."""
     return isinstance(spec.observation, dict) and set(spec.observation) == {"observation", "action"}
+
+
+def check_action(action: object) -> None:
+    """Check that ``action`` is a spec of actions that networks can take and give.
+
+    Raises:
+      ValueError: it is neither a ``DiscreteSpec`` nor a ``BoxSpec``.
+    """
+    if not isinstance(action, DiscreteSpec | BoxSpec):
+        raise ValueError(
+            f"the action of the environment is {action}: it must be a DiscreteSpec or a BoxSpec. "
+            "Make it one of them in the environment, or give train an agent of your own."
+        )
 
 
 class PreviousAction:
@@ -21,6 +34,9 @@ class PreviousAction:
     figure 3; Kapturowski et al., 2019, "R2D2"). The reward is already part of the timestep. The
     action is int32 ``[B]`` or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
     ``first``.
+
+    Raises:
+      ValueError: the environment's action is neither discrete nor an array.
     """
 
     def __init__(self, env: Env) -> None:
@@ -30,6 +46,7 @@ class PreviousAction:
         if isinstance(action, DiscreteSpec):
             self._action = ArraySpec((), np.dtype(np.int32))
         else:
+            check_action(action)
             self._action = ArraySpec(action.low.shape, np.dtype(np.float32))
         observation = {"observation": env.spec.observation, "action": self._action}
         self._spec = env.spec._replace(observation=observation)

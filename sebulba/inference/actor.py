@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from sebulba.inference.check import check_timestep
+from sebulba.inference.check import TimestepCheck
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -63,6 +63,7 @@ class Actor:
         self._key = key
         self._unroll = schedule.first_unroll(lane)
         self._exploration = exploration
+        self._check = TimestepCheck(program.spec)
         self._now = activity or Activity()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -84,14 +85,15 @@ class Actor:
                 env.close()
         except Exception as error:
             error.add_note(
-                f"in thread {self.name} on device {self._slot.device}, unroll {self._unroll}"
+                f"in thread {self.name} on device {self._slot.device}, unroll {self._unroll}, "
+                f"after {self._check.steps} steps"
             )
             raise
 
     def _act_forever(self, env: Env) -> None:
         self._now.set("resetting its environments")
         timestep = env.reset()
-        check_timestep(timestep, self._program.spec)
+        self._check.reset(timestep)
         episodes = EpisodeTracker(timestep)
         current = self._params()
         key, unroll, exploration = jax.device_put(
@@ -116,10 +118,10 @@ class Actor:
                 acted = time.perf_counter()
                 self._now.set("stepping its environments")
                 timestep = env.step(action)
+                self._check.step(timestep)
                 episodes.update(timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
                 self._seconds["act"] += acted - start
-            check_timestep(timestep, self._program.spec)  # Not in each step, to save time.
             start = time.perf_counter()
             # The last timestep of this unroll is also the first of the next: `step` gets it again.
             with jax.transfer_guard_host_to_device("allow"):

@@ -1,20 +1,120 @@
-"""A check that an environment returns what its spec says."""
+"""Checks that environments return what their spec says, and keep the contract of ``Env``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sebulba.types import EnvSpec, Timestep
+from sebulba.types import ArraySpec, EnvSpec, Timestep
 from sebulba.validation import ConfigError
 
+_AUTO_RESET = (
+    "Return the last timestep of an episode, with its reward, with first False, and reset in the "
+    "next step, which ignores its action."
+)
 
-def check_timestep(timestep: Timestep, spec: EnvSpec) -> None:
+
+class TimestepCheck:
+    """Checks all that one batch of environments returns, in the order in which they return it.
+
+    Whatever goes wrong here would otherwise be learned from without a word: trajectories are stored
+    as the spec says, and what arrives with ``first`` is masked out of every loss.
+
+    Attributes:
+      steps: timesteps so far that were right, without that of the reset.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """``spec`` says what the environments should return."""
+        self.steps = 0
+        self._spec = spec
+        self._form: Any = None  # Of the last timestep that was compared with the spec.
+        self._floats: list[int] = []  # Which of its arrays may hold what is not finite.
+        self._started: Any = None  # Where ``first`` was set in the last timestep; None if nowhere.
+
+    def reset(self, timestep: Timestep) -> None:
+        """Check what ``Env.reset`` returned.
+
+        Raises:
+          ConfigError: as ``step``; or an episode does not start.
+        """
+        self._check(timestep, "on reset")
+        if not timestep.first.all():
+            raise ConfigError(
+                f"the first of {_named(~timestep.first)} is False on reset: it must be True where "
+                "an episode starts. Start one in every environment."
+            )
+
+    def step(self, timestep: Timestep) -> None:
+        """Check what ``Env.step`` returned.
+
+        Raises:
+          ConfigError: it is not as the spec says, a number is not finite, or an episode starts with
+            a reward or a discount of the one before or right after another start. The message says
+            where and in which step.
+        """
+        self._check(timestep, f"in step {self.steps + 1}")
+        self.steps += 1
+
+    def _check(self, timestep: Timestep, when: str) -> None:
+        # This is called in each step, and so the arrays are compared with the spec only where they
+        # differ from the last ones.
+        leaves, tree = jax.tree.flatten(timestep)
+        forms = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
+        if (tree, forms) != self._form:
+            check_timestep(timestep, self._spec, when)
+            self._form = tree, forms
+            inexact = [jnp.issubdtype(leaf.dtype, np.inexact) for leaf in leaves]
+            self._floats = np.flatnonzero(inexact).tolist()
+        for index in self._floats:
+            if not np.isfinite(leaves[index]).all():
+                _refuse_infinite(timestep, index, when)
+        if timestep.first.any():
+            _check_starts(timestep, self._started, when)
+            self._started = np.array(timestep.first)  # A copy, since some use their arrays again.
+        else:
+            self._started = None
+
+
+def checked_spec(spec: EnvSpec) -> EnvSpec:
+    """Return ``spec`` with the dtypes that JAX has: float32 in place of float64, unless enabled.
+
+    What the environment returns becomes the same when it goes to a device.
+
+    Raises:
+      ConfigError: an observation has no shape and dtype, or is not of numbers.
+    """
+
+    def checked(path: Any, told: Any) -> ArraySpec:
+        name = f"observation{jax.tree_util.keystr(path)}"
+        if not isinstance(told, ArraySpec):
+            raise ConfigError(
+                f"the environment's {name} is {told!r}: it must be an ArraySpec, with the shape "
+                "and the dtype of an array. Give one in its spec."
+            )
+        dtype = np.dtype(told.dtype)
+        if not _is_numeric(dtype):
+            raise ConfigError(
+                f"the environment's {name} is of dtype {dtype}: it must be of bool, whole numbers "
+                "or floats. Convert it in the environment."
+            )
+        return ArraySpec(tuple(told.shape), jax.dtypes.canonicalize_dtype(dtype))
+
+    return spec._replace(observation=jax.tree_util.tree_map_with_path(checked, spec.observation))
+
+
+def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
     """Check that ``timestep`` has the structure, shapes and dtypes of ``spec``.
 
     Dtypes that JAX does not distinguish (such as float64 and float32) are equal here.
+
+    Args:
+      timestep: what an environment returned.
+      spec: what it said that it would return.
+      when: "in step 3", for the message.
 
     Raises:
       ConfigError: an array differs. The message says which, how it is and how it should be.
@@ -26,23 +126,87 @@ def check_timestep(timestep: Timestep, spec: EnvSpec) -> None:
     arrays, found = jax.tree_util.tree_flatten_with_path(timestep.observation)
     if str(found) != str(tree):
         raise ConfigError(
-            f"the environment's observation is {found}, and its spec says {tree}: make the one "
-            "like the other."
+            f"the environment's observation is {found} {when}, and its spec says {tree}: make the "
+            "one like the other."
         )
     for (path, array), told in zip(arrays, specs, strict=True):
         name = f"observation{jax.tree_util.keystr(path)}"
-        _check(name, array, (spec.num_envs, *told.shape), told.dtype)
-    _check("first", timestep.first, (spec.num_envs,), np.bool_)
+        _check_array(name, array, (spec.num_envs, *told.shape), told.dtype, when)
+    _check_array("first", timestep.first, (spec.num_envs,), np.bool_, when)
     for name, number in (("reward", timestep.reward), ("discount", timestep.discount)):
         # Any dtype will do, since agents and learners get float32 in any case.
-        _check(name, np.asarray(number, np.float32), (spec.num_envs,), np.float32)
+        _check_array(name, number, (spec.num_envs,), None, when)
 
 
-def _check(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any, when: str) -> None:
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise ConfigError(
+            f"the environment's {name} is a {type(array).__name__} {when}: it must be an array of "
+            "NumPy. Convert it with numpy.asarray."
+        )
+    if array.shape != shape or not _fits(array.dtype, dtype):
+        told = "numbers" if dtype is None else np.dtype(dtype)
+        raise ConfigError(
+            f"the environment's {name} is {array.dtype} {list(array.shape)} {when}, and its spec "
+            f"says {told} {list(shape)}: make the one like the other."
+        )
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    if wanted is None or not _is_numeric(given):
+        return wanted is None and _is_numeric(given)
     # What JAX makes of a dtype: without its option jax_enable_x64, float64 becomes float32.
     canonical = jax.dtypes.canonicalize_dtype
-    if array.shape != shape or canonical(array.dtype) != canonical(dtype):
+    return canonical(given) == canonical(wanted)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    # Of jax, which knows bfloat16 and the like.
+    return jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, np.number)
+
+
+def _check_starts(timestep: Timestep, before: Any, when: str) -> None:
+    """Check the environments whose episodes start; ``before`` is where they did a step ago."""
+    first = timestep.first
+    for name, array, due in (
+        ("reward", timestep.reward, 0),
+        ("discount", timestep.discount, 1),
+    ):
+        wrong = first & (np.asarray(array) != due)
+        if wrong.any():
+            raise ConfigError(
+                f"the {name} of {_named(wrong)} is {_first_of(array, wrong)} {when}, where an "
+                f"episode starts: it must be {due} there, since nothing is learned from what "
+                f"arrives with first. {_AUTO_RESET}"
+            )
+    if before is not None and (again := first & before).any():
         raise ConfigError(
-            f"the environment's {name} is {array.dtype} {list(array.shape)}, and its spec says "
-            f"{np.dtype(dtype)} {list(shape)}: make the one like the other."
+            f"the first of {_named(again)} is True {when} as in the one before, which is an "
+            f"episode of no steps: an episode needs one. {_AUTO_RESET}"
         )
+
+
+def _refuse_infinite(timestep: Timestep, index: int, when: str) -> None:
+    """Raise the error about the leaf ``index`` of ``timestep``, which is not finite."""
+    path, array = jax.tree_util.tree_leaves_with_path(timestep)[index]
+    array = np.asarray(array)
+    wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    name = jax.tree_util.keystr(path).removeprefix(".")
+    values = array[wrong]
+    raise ConfigError(
+        f"the {name} of {_named(wrong)} is {values[~np.isfinite(values)][0]} {when}: it must be "
+        "finite, or the parameters would not stay so. Correct the environment, or replace such "
+        "numbers there."
+    )
+
+
+def _named(envs: np.ndarray[Any, Any]) -> str:
+    """The numbers of the environments that are True in ``envs`` ``[B]``."""
+    numbers = np.flatnonzero(envs).tolist()
+    if len(numbers) == 1:
+        return f"environment {numbers[0]}"
+    return f"environments [{', '.join(map(str, numbers[:8]))}{', ...' if len(numbers) > 8 else ''}]"
+
+
+def _first_of(array: Any, envs: np.ndarray[Any, Any]) -> Any:
+    return np.asarray(array)[envs][0]

@@ -12,13 +12,16 @@ class EpisodeTracker:
 
     An episode counts as ended at the first timestep of the next one. So it does not matter whether
     it was terminated or truncated, or what the environment says by ``discount``.
+
+    Attributes:
+      lengths: int64 ``[B]``, agent steps of the episodes that have not ended.
     """
 
     def __init__(self, timestep: Timestep) -> None:
         """``timestep`` is what ``Env.reset`` returned, ``[B]``."""
         # float64, because in float32 a long sum of small rewards loses digits.
         self._returns = np.zeros(timestep.first.shape, np.float64)
-        self._lengths = np.zeros(timestep.first.shape, np.int64)
+        self.lengths = np.zeros(timestep.first.shape, np.int64)
         self._ended: list[tuple[float, int]] = []
 
     def update(self, timestep: Timestep) -> None:
@@ -26,7 +29,7 @@ class EpisodeTracker:
         if timestep.first.any():
             self._end(np.flatnonzero(timestep.first))
         self._returns += timestep.reward
-        self._lengths += ~timestep.first  # The reset is not a step of any episode.
+        self.lengths += ~timestep.first  # The reset is not a step of any episode.
 
     def ended(self) -> list[tuple[float, int]]:
         """Return (return, length in agent steps) of the episodes ended since the last call."""
@@ -34,6 +37,6 @@ class EpisodeTracker:
         return ended
 
     def _end(self, envs: np.ndarray) -> None:
-        self._ended += zip(self._returns[envs].tolist(), self._lengths[envs].tolist(), strict=True)
+        self._ended += zip(self._returns[envs].tolist(), self.lengths[envs].tolist(), strict=True)
         self._returns[envs] = 0.0
-        self._lengths[envs] = 0
+        self.lengths[envs] = 0

@@ -59,6 +59,8 @@ class Learner(abc.ABC):
     def update(self, state: Any, progress: float) -> tuple[Any, Logs]:
         """One update: returns the next state and scalars to log. ``state`` is donated.
 
+        Logs have names that no row of metrics has already, such as ``steps``.
+
         Args:
           state: as ``init`` or the last update returned it.
           progress: share of ``total_steps`` that is done, from 0 to 1 and the same on all hosts.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sebulba.types import Unroll
+from sebulba.validation import ConfigError
 
 Row = dict[str, float | int | None]
 
@@ -89,6 +90,9 @@ class Meter:
 
         Every host must call it at the same turn: it gathers numbers of all hosts, thrice, in a
         fixed order.
+
+        Raises:
+          ConfigError: an update logs what the row has already.
         """
         elapsed = time.perf_counter() - self._since
         steps_per_second = (self.steps - self._steps_before) / elapsed
@@ -113,11 +117,11 @@ class Meter:
             "policy_lag_mean": means[3].mean,
             "policy_lag_max": int(longest) if longest >= 0 else None,
             **dict(zip(_SECONDS, seconds.tolist(), strict=True)),
-            # Not gathered: the update has averaged them over all hosts.
-            **{name: value / self._updates for name, value in self._logs.items()},
         }
+        # Not gathered: the update has averaged them over all hosts.
+        logs: Row = {name: value / self._updates for name, value in self._logs.items()}
         self._reset()
-        return row
+        return joined(row, logs)
 
     def _means(self, *samples: Collection[float]) -> list[_Mean]:
         """The number and the mean of each sample over all hosts."""
@@ -136,6 +140,25 @@ class Meter:
         self._ended: list[tuple[float, int]] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logs: defaultdict[str, float] = defaultdict(float)
+
+
+def joined(*parts: Mapping[str, float | int | None]) -> Row:
+    """One row of several, in their order.
+
+    Raises:
+      ConfigError: two of them have the same name, of which one must be of the user's own learner.
+    """
+    row: Row = {}
+    for part in parts:
+        # Resuming and TensorBoard go by the row's own numbers, so nothing may take their place.
+        for name in row.keys() & part.keys():
+            raise ConfigError(
+                f"the learner has a log {name!r}, which every row of metrics has already: the "
+                "names of a row must differ. Rename it in what Learner.update or Learner.metrics "
+                "returns."
+            )
+        row |= part
+    return row
 
 
 _ACTOR_KEYS = {

@@ -6,6 +6,7 @@ import os
 
 from sebulba import envs
 from sebulba.config import Config
+from sebulba.inference.check import checked_spec
 from sebulba.types import Env, EnvSpec, MakeEnv
 from sebulba.validation import ConfigError
 
@@ -78,14 +79,16 @@ def cpu_cores() -> int:
 def probe(make_env: MakeEnv) -> EnvSpec:
     """The spec of a batch of one environment, which is made and closed for that.
 
+    Its dtypes are those that JAX has.
+
     Raises:
-      ConfigError: the environment cannot be made.
+      ConfigError: the environment cannot be made, or says in its spec what is no spec.
     """
     try:
         env = make_env(1, 0)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return env.spec
+        return checked_spec(env.spec)
     finally:
         env.close()

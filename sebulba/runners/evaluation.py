@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from sebulba import algorithms
 from sebulba.algorithms import Algorithm
 from sebulba.inference import EpisodeTracker
+from sebulba.inference.check import TimestepCheck
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runners.environments import default_make_env, probe, with_last_action
@@ -20,6 +22,9 @@ from sebulba.validation import ConfigError
 
 MAX_ENVS = 32
 """Environments that are stepped together."""
+PATIENCE = 120_000
+"""Steps of an episode after which a warning says that evaluation waits for its end: more than half
+an hour of an Atari game has, even without skipped frames."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +120,7 @@ def evaluate(
     """Play ``episodes`` whole episodes.
 
     Each environment plays an equal share of them. Taking the first episodes to end instead would
-    favor short ones.
+    favor short ones. A warning says so if the end of an episode does not come.
 
     Args:
       agent: acts.
@@ -125,7 +130,8 @@ def evaluate(
       seed: of environments and actions.
 
     Raises:
-      ConfigError: ``episodes`` or ``seed`` is out of range.
+      ConfigError: ``episodes`` or ``seed`` is out of range, or the environments return what they
+        should not.
     """
     _check(episodes, seed)
     num_envs = min(episodes, MAX_ENVS)
@@ -136,13 +142,17 @@ def evaluate(
     env = make_env(num_envs, seed)
     ended: list[tuple[float, int]] = []
     try:
+        # As many as were asked for, whatever the environment's own spec says.
+        check = TimestepCheck(env.spec._replace(num_envs=num_envs))
         timestep = env.reset()
+        check.reset(timestep)
         tracker = EpisodeTracker(timestep)
         state = agent.initial_state(num_envs)
-        t = 0
+        warned = False
         while quota.any():
-            output, state = act(params, jax.random.fold_in(key, t), timestep, state)
+            output, state = act(params, jax.random.fold_in(key, check.steps), timestep, state)
             timestep = env.step(np.asarray(output.action))
+            check.step(timestep)
             tracker.update(timestep)
             # ``ended`` gives the episodes that ended in this step, in the order of environments.
             for index, episode in zip(np.flatnonzero(timestep.first), tracker.ended(), strict=True):
@@ -151,11 +161,24 @@ def evaluate(
                 if quota[index]:
                     quota[index] -= 1
                     ended.append(episode)
-            t += 1
+            warned = warned or _warn_of_long_episodes(tracker.lengths, quota)
     finally:
         env.close()
     returns, lengths = zip(*ended, strict=True)
     return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _warn_of_long_episodes(lengths: np.ndarray, quota: np.ndarray) -> bool:
+    """Warn of environments that may never play their ``quota``; returns whether there are any."""
+    late = np.flatnonzero((lengths > PATIENCE) & (quota > 0)).tolist()
+    if late:
+        warnings.warn(
+            f"no episode has ended in {PATIENCE} steps of environments {late}, and evaluation "
+            "waits for that. Ctrl-C ends it. If episodes have no end, cut them off in the "
+            "environment, and set first where a new one starts.",
+            stacklevel=3,
+        )
+    return bool(late)
 
 
 def _shapes(agent: Agent) -> Params:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sebulba.devices import distributed
 from sebulba.inference import ParamsSlot, actor_name
-from sebulba.metrics.meter import Meter, Row
+from sebulba.metrics.meter import Meter, Row, joined
 from sebulba.metrics.progress import Progress
 from sebulba.rundir.directory import RunDirectory, Start
 from sebulba.runners.actors import start_actors
@@ -235,7 +235,7 @@ class SebulbaRun:
 
     def _log(self, display: Progress) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
-        row = self._meter.row(self.updates) | self._learner.metrics() | self._epsilons()
+        row = joined(self._meter.row(self.updates), self._epsilons(), self._learner.metrics())
         self.rows.append(row)
         self._logged_turn = self._turn
         self._directory.write(row)

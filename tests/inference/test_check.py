@@ -10,7 +10,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import ConfigError, envs
-from sebulba.inference.check import check_timestep
+from sebulba.inference.check import check_timestep, checked_spec
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 
 B = 3
@@ -28,24 +28,30 @@ GOOD = Timestep(
         ({"observation": np.zeros((1, 6, 6), np.uint8)}, r"\[1, 6, 6\].*\[3, 6, 6\]"),
         ({"observation": {"x": GOOD.observation}}, "make the one like the other"),
         ({"first": np.ones(B, np.uint8)}, r"first is uint8 \[3\].*bool"),
-        ({"reward": np.zeros((B, 1))}, r"reward is float32 \[3, 1\].*\[3\]"),
+        ({"reward": np.zeros((B, 1))}, r"reward is float64 \[3, 1\] on reset.*numbers \[3\]"),
+        ({"reward": np.array(["1"] * B)}, r"reward is <U1 \[3\].*numbers"),
+        ({"observation": np.full((B, 6, 6), None)}, r"observation is object .*uint8"),
         ({"discount": np.float32(1)}, r"discount is float32 \[\].*\[3\]"),
     ],
 )
 def test_what_differs_from_the_spec_is_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        check_timestep(GOOD._replace(**changes), SPEC)
+        check_timestep(GOOD._replace(**changes), SPEC, "on reset")
 
 
 def test_what_jax_takes_for_the_same_passes() -> None:
-    check_timestep(GOOD, SPEC)
-    check_timestep(GOOD._replace(reward=np.zeros(B), discount=np.ones(B, np.int64)), SPEC)
+    check_timestep(GOOD, SPEC, "on reset")
+    check_timestep(
+        GOOD._replace(reward=np.zeros(B), discount=np.ones(B, np.int64)), SPEC, "on reset"
+    )
     told = {"a": ArraySpec((2,), np.dtype(np.float32)), "b": ArraySpec((), np.dtype(np.int32))}
     given = {"a": np.zeros((B, 2)), "b": np.zeros(B, np.int64)}
-    check_timestep(GOOD._replace(observation=given), SPEC._replace(observation=told))
+    check_timestep(GOOD._replace(observation=given), SPEC._replace(observation=told), "on reset")
     with pytest.raises(ConfigError, match=r"observation\['b'\] is float32"):
         wrong = {**given, "b": np.zeros(B, np.float32)}
-        check_timestep(GOOD._replace(observation=wrong), SPEC._replace(observation=told))
+        check_timestep(
+            GOOD._replace(observation=wrong), SPEC._replace(observation=told), "on reset"
+        )
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
@@ -61,3 +67,26 @@ def test_a_training_ends_with_it(method: str) -> None:
     with pytest.raises(ConfigError, match=r"environment's observation is uint8 .* float32") as end:
         sebulba.train(tiny(), make_env=Bytes, topology=on(1), progress=False)
     assert any("actor-" in note for note in end.value.__notes__)
+
+
+def test_a_spec_gets_the_dtypes_that_jax_has() -> None:
+    told = {"a": ArraySpec((2,), np.dtype(np.float64)), "b": ArraySpec((), np.dtype(np.int64))}
+    spec = checked_spec(SPEC._replace(observation=told))
+    assert spec.observation == {
+        "a": ArraySpec((2,), np.dtype(np.float32)),
+        "b": ArraySpec((), np.dtype(np.int32)),
+    }
+    assert checked_spec(SPEC) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("observation", "says"),
+    [
+        (ArraySpec((2,), np.dtype(object)), "observation is of dtype object.*whole numbers"),
+        ({"x": ArraySpec((2,), np.dtype("U3"))}, r"observation\['x'\] is of dtype <U3"),
+        ({"x": (3, 4)}, r"observation\['x'\]\[0\] is 3: it must be an ArraySpec"),
+    ],
+)
+def test_a_spec_of_other_things_than_numbers_is_refused(observation: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        checked_spec(SPEC._replace(observation=observation))

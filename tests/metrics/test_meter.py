@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from sebulba.metrics import meter as meter_module
-from sebulba.metrics.meter import Meter
+from sebulba.metrics.meter import Meter, joined
 from sebulba.types import Unroll
+from sebulba.validation import ConfigError
 
 
 class Clock:
@@ -131,3 +132,19 @@ def test_a_resumed_meter_goes_on(clock: Clock) -> None:
     row = second.row(2)
     assert (row["steps"], row["episodes"], row["seconds"]) == (67, 3, 5)
     assert row["steps_per_second"] == 5
+
+
+@pytest.mark.parametrize("name", ["steps", "update", "seconds", "episode_return_mean"])
+def test_a_log_cannot_take_a_name_of_the_row(name: str) -> None:
+    meter = Meter(1, 1)
+    meter.add_logs({"loss": 1.0, name: 2.0})
+    says = rf"log '{name}', .* already: .* Rename it in what Learner.update or .*metrics returns"
+    with pytest.raises(ConfigError, match=says):
+        meter.row(1)
+
+
+def test_what_else_is_in_a_row_cannot_take_a_name_that_is_there() -> None:
+    row = {"update": 1, "loss": 0.5}
+    assert joined(row, {"replay_size": 3.0}, {}) == {**row, "replay_size": 3.0}
+    with pytest.raises(ConfigError, match=r"log 'loss', .* already"):
+        joined(row, {"replay_size": 3.0}, {"loss": 3.0})

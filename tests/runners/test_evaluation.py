@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import faulty_envs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ from sebulba import (
     envs,
 )
 from sebulba.rundir.directory import load_config
+from sebulba.runners import evaluation
 from sebulba.runners.environments import with_last_action
 from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
 
@@ -119,6 +121,21 @@ def test_environments_are_closed_also_after_a_failure() -> None:
     with pytest.raises(RuntimeError, match="broken on purpose"):
         sebulba.evaluate(Always(0), {}, make_env, 2)
     assert made[0].closed
+
+
+def test_an_episode_that_does_not_end_is_not_waited_for_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation, "PATIENCE", 12)
+    says = r"no episode has ended in 12 steps of environments \[12, 13\].*Ctrl-C.*first"
+    with pytest.warns(UserWarning, match=says):
+        assert len(sebulba.evaluate(Always(0), {}, Known, 14).returns) == 14
+
+
+@pytest.mark.parametrize("make_env", [faulty_envs.SameStep, faulty_envs.OneTooFew])
+def test_faulty_environments_are_refused(make_env: Any) -> None:
+    with pytest.raises(ConfigError, match=r"environment"):
+        sebulba.evaluate(Always(0), {}, make_env, 2)
 
 
 def actions_of(greedy: bool, seed: int) -> list[int]:

@@ -22,13 +22,13 @@ import pytest
 from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
 
 import sebulba
-from sebulba import CheckpointConfig, VTraceConfig, algorithms
+from sebulba import CheckpointConfig, ConfigError, VTraceConfig, algorithms
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.writer import MetricsWriter
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoints_in
 from sebulba.runtime import threads
-from sebulba.types import Env, Timestep
+from sebulba.types import Env, Trajectory
 
 SECONDS = 20.0
 """Less than a wait without end would take; more than a busy machine needs to write a checkpoint."""
@@ -350,20 +350,19 @@ def test_run_from_another_thread_needs_no_signals() -> None:
     assert results[0].updates > 0
 
 
-class OneBadReward(HookedEnv):
-    """Catch with a reward that is not a number in its 30th step."""
+class OneBadLoss(VTraceLearner):
+    """Its loss is no number for the trajectories that start in the middle of an episode."""
 
-    def __init__(self, num_envs: int, seed: int) -> None:
-        super().__init__(num_envs, seed, 0, lambda env: None, lambda env: None)
-
-    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
-        timestep = super().step(action)
-        return timestep._replace(reward=timestep.reward * (np.nan if self.steps == 30 else 1))
+    def loss(self, params: Any, trajectory: Trajectory) -> Any:
+        total, logs = super().loss(params, trajectory)
+        halfway = trajectory.timestep.observation[0, :, 5].sum() > 0
+        return total * jnp.where(halfway, jnp.nan, 1.0), logs
 
 
 def test_an_optimizer_may_leave_out_what_is_not_finite() -> None:
     patient = optax.apply_if_finite(optax.sgd(1e-3), 3)
-    result = run(tiny(total_steps=800), optimizer=patient, make_env=OneBadReward)
+    bad = dataclasses.replace(algorithms.VTRACE, make_learner=OneBadLoss)
+    result = run(tiny(total_steps=800), optimizer=patient, algorithm=bad)
     assert any(np.isnan(row["loss"]) for row in result.metrics)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
@@ -380,6 +379,24 @@ def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: 
     assert (
         not checkpoints_in(tmp_path).exists() or not Checkpointer(checkpoints_in(tmp_path)).turns()
     )
+
+
+@pytest.mark.parametrize("where", ["update", "metrics"])
+def test_a_learner_that_logs_what_is_in_the_row_already(where: str, tmp_path: Path) -> None:
+    """Its number would take the place of the row's own, which resuming and TensorBoard go by."""
+
+    class Clashing(VTraceLearner):
+        def update(self, state: Any, progress: float) -> Any:
+            state, logs = super().update(state, progress)
+            return state, logs | ({"steps": logs["loss"]} if where == "update" else {})
+
+        def metrics(self) -> dict[str, float]:
+            return {"steps": 0.0} if where == "metrics" else {}
+
+    config = tiny(out=tmp_path, checkpoint=CheckpointConfig(interval=1))
+    with pytest.raises(ConfigError, match="log 'steps', "):
+        run(config, algorithm=dataclasses.replace(algorithms.VTRACE, make_learner=Clashing))
+    assert rows_of(tmp_path) == []
 
 
 def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:

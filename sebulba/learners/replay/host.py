@@ -26,7 +26,7 @@ from sebulba.learners.replay.storage import (
     nbytes_of_sequence,
 )
 from sebulba.types import Trajectory, Unroll
-from sebulba.validation import ConfigError, Count, Positive, Share
+from sebulba.validation import ConfigError, Count, Fields, Positive, Share
 
 Errors = Callable[[Trajectory], jax.Array]
 """Absolute TD errors ``[T, B]`` of an unroll, -1 where there is none."""
@@ -35,7 +35,7 @@ Priority = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Fields):
     """Prioritized replay of sequences, one on each host."""
 
     capacity: Count = 100_000
