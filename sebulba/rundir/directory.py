@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +13,12 @@ import jax
 
 from sebulba import algorithms, plugins
 from sebulba.algorithms import Algorithm
-from sebulba.config import Config, build, fields_from_json, to_json
-from sebulba.devices.distributed import agree_on, is_primary
+from sebulba.config import Config, build, check_is_directory, fields_from_json, to_json
+from sebulba.devices.distributed import agree_on, is_primary, refusing_together
 from sebulba.metrics.writer import MetricsWriter
+from sebulba.rundir import place
 from sebulba.rundir.checkpoint import Checkpointer, Counts
+from sebulba.rundir.lock import LOCK_NAME, Lock, lock
 from sebulba.types import Params
 from sebulba.validation import ConfigError
 
@@ -59,27 +60,34 @@ class RunDirectory:
         self._algorithm = algorithm
         self._checkpoints: Checkpointer | None = None
         self._metrics: MetricsWriter | None = None
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         if config.out is None:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
             return
         # If anything below raises, ``undo`` gives back the lock; if not, ``pop_all`` keeps it.
         with _writable(config.out), contextlib.ExitStack() as undo:
-            if config.resume:
-                _read(config.out)  # Refuses a directory of no run before it is locked.
-            elif is_primary():
-                config.out.mkdir(parents=True, exist_ok=True)
-            # Locked before its contents are looked at, which a run in progress changes.
-            if is_primary():
-                self._lock = _lock(config.out)
-                undo.callback(self._unlock)
+            undo.callback(self._unlock)
+            with refusing_together():
+                if is_primary():
+                    self._claim(config.out)
+            place.check_shared(config.out)
             if config.resume:
                 check_resumable(config, algorithm)
                 self._checkpoints = self._open_checkpoints(config.out)
-            elif is_primary():
-                _check_empty(config.out)
             undo.pop_all()
+
+    def _claim(self, out: Path) -> None:
+        """Lock the directory, which must be one to resume, or empty, and where all can be done."""
+        if self._config.resume:
+            _read(out)  # Refuses a directory of no run before it is locked.
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+        # Locked before its contents are looked at, which a run in progress changes.
+        self._lock = lock(out)
+        if not self._config.resume:
+            _check_empty(out)
+        place.check_renames(out)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -160,9 +168,9 @@ class RunDirectory:
                 stack.callback(checkpoints.close)
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        held, self._lock = self._lock, None
+        if held is not None:
+            held.release()
 
     def replay(self, turn: int) -> Path:
         """Where this host's learner keeps the replay of the checkpoint of ``turn``."""
@@ -202,6 +210,7 @@ def load_config(directory: Path, algorithm: Algorithm[Any] | None = None) -> Con
 
 def _read(directory: Path) -> tuple[str, dict[str, Any]]:
     """The name of the algorithm and the fields of the config in a run directory."""
+    check_is_directory("the run directory", directory)
     path = directory / _CONFIG
     if not path.is_file():
         raise ConfigError(
@@ -299,31 +308,11 @@ def _writable(directory: Path) -> Iterator[None]:
 
 
 def _check_empty(directory: Path) -> None:
-    if any(directory.iterdir()):
+    if any(path.name != LOCK_NAME for path in directory.iterdir()):
         raise ConfigError(
             f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
             "another --out, or go on from its last checkpoint with --resume."
         )
-
-
-def _lock(directory: Path) -> int:
-    """Keep other runs out until this descriptor is closed, or the process ends in any way.
-
-    On a network file system, this may only keep out other processes of the same machine.
-    """
-    # The directory itself is locked: a lock file would make a new directory look used.
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"another run is writing to {directory}: wait until it has ended, or choose another "
-            "--out."
-        ) from error
-    except OSError:
-        pass  # A file system without locks must not prevent training.
-    return descriptor
 
 
 def _write_atomically(path: Path, text: str) -> None:
