@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +152,7 @@ class Config(Fields):
             the remedy.
         """
         check_fields(self)
+        check_is_directory("out", self.out)
         require(
             self,
             "network.pixels",
@@ -162,6 +164,21 @@ class Config(Fields):
             "num_inference_devices",
             self.num_inference_devices is None or self.placement == "split",
             "must be None where every device acts and learns (placement shared)",
+        )
+
+
+def check_is_directory(name: str, path: Path | str | None) -> None:
+    """Refuse the address of an object store, which would become a local directory of that name.
+
+    Raises:
+      ConfigError: ``path``, which the message calls ``name``, is such an address.
+    """
+    # A Path has made one slash of the two.
+    if path is not None and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise ConfigError(
+            f"{name} is {path}: it must be a directory, not the address of an object store. Mount "
+            "the bucket, and name the directory where it is mounted. docs/tpu.md says which "
+            "buckets work."
         )
 
 

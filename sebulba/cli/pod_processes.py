@@ -32,16 +32,18 @@ def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exi
     """Run ``sebulba ARGUMENTS`` in ``hosts`` processes; returns their ends in order of time.
 
     Output lines get the number of their host in front. SIGINT, SIGTERM and SIGHUP are passed on;
-    Ctrl-C after that kills the processes. Once one has failed, the others are killed if they have
-    not ended by themselves in time.
+    Ctrl-C after that kills the processes. If this one is killed, they get SIGTERM. Once one has
+    failed, the others are killed if they have not ended by themselves in time.
     """
     coordinator = f"127.0.0.1:{_free_port()}"
-    processes = [
-        _start(host, hosts, devices_per_host, coordinator, arguments) for host in range(hosts)
-    ]
-    printers = [_print_from(host, process) for host, process in enumerate(processes)]
+    processes: list[subprocess.Popen[str]] = []
+    printers: list[threading.Thread] = []
     try:
+        # Before the first start: an interrupt between two of them is passed on to all.
         with Interrupt().listen() as interrupt:
+            for host in range(hosts):
+                processes.append(_start(host, hosts, devices_per_host, coordinator, arguments))
+                printers.append(_print_from(host, processes[-1]))
             return _wait(processes, interrupt)
     finally:
         for process in processes:
@@ -63,7 +65,7 @@ def _start(
     }
     join = ["--coordinator", coordinator, "--num-processes", str(hosts), "--process-id", str(host)]
     return subprocess.Popen(
-        [sys.executable, "-m", "sebulba", *arguments, *join],
+        [sys.executable, "-m", "sebulba.cli.pod_host", str(os.getpid()), *arguments, *join],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

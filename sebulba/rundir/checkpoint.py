@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
+from sebulba.rundir import contents
 from sebulba.types import Params
 from sebulba.validation import ConfigError
 
@@ -16,10 +20,15 @@ Counts = dict[str, float]
 """Numbers of the run so far: updates, steps, episodes, seconds."""
 
 
+class DamagedError(ConfigError):
+    """A checkpoint that cannot be read, or is not what was written."""
+
+
 class Checkpointer:
     """The checkpoints of one run, each named by the number of turns behind it.
 
     With several hosts, all of them must construct it and make the same calls: Orbax waits for all.
+    A context manager, which closes it.
     """
 
     def __init__(self, directory: Path, max_to_keep: int = 1) -> None:
@@ -36,6 +45,14 @@ class Checkpointer:
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An error here must not hide the one that came first.
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.close()
 
     def latest(self) -> int | None:
         """Turns behind the newest complete checkpoint; None if there is none."""
@@ -62,14 +79,19 @@ class Checkpointer:
         if turn == self.latest():
             return
         # The learner donates its state to the next update while this one is still being written.
-        copies = _copy((state, params))
+        copies, sums = _copy((state, params))
+        of_state, of_params = (
+            contents.describe(tree, np.asarray(part))
+            for tree, part in zip(copies, sums, strict=True)
+        )
+        record = {"counts": counts, "state": of_state, "params": of_params}
         self._is_writing = True
         self._manager.save(
             turn,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(copies[0]),
                 params=ocp.args.StandardSave(copies[1]),
-                counts=ocp.args.JsonSave(counts),
+                counts=ocp.args.JsonSave({**record, "digest": contents.digest(record)}),
             ),
         )
 
@@ -77,42 +99,69 @@ class Checkpointer:
         """State and counts of one checkpoint; ``state`` gives shapes and shardings.
 
         Raises:
-          ConfigError: the checkpoint is incomplete, or its arrays have other names or shapes.
+          DamagedError: it cannot be read, or is not what was written.
+          ConfigError: its arrays have other names, shapes or types.
         """
-        restored = self._restore(
-            turn,
-            state=ocp.args.StandardRestore(jax.tree.map(_abstract, state)),
-            counts=ocp.args.JsonRestore(),
-        )
-        return restored["state"], dict(restored["counts"])
+        record = self._record(turn)
+        return self._arrays(turn, "state", record, state), dict(record["counts"])
 
     def counts(self, turn: int) -> Counts:
-        """The counts of one checkpoint, without reading its arrays."""
-        return dict(self._restore(turn, counts=ocp.args.JsonRestore())["counts"])
+        """The counts of one checkpoint, without reading its arrays.
+
+        Raises:
+          DamagedError: they cannot be read, or are not what was written.
+        """
+        return dict(self._record(turn)["counts"])
 
     def restore_params(self, turn: int, params: Params) -> Params:
         """The parameters of one checkpoint; ``params`` gives shapes and shardings.
 
         Raises:
-          ConfigError: the checkpoint is incomplete, or its arrays have other names or shapes.
+          DamagedError: it cannot be read, or is not what was written.
+          ConfigError: its arrays have other names, shapes or types.
         """
-        template = ocp.args.StandardRestore(jax.tree.map(_abstract, params))
-        return self._restore(turn, params=template)["params"]
+        return self._arrays(turn, "params", self._record(turn), params)
 
-    def _restore(self, turn: int, **items: Any) -> Any:
-        try:
-            return self._manager.restore(turn, args=ocp.args.Composite(**items))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"checkpoint {turn} in {self._directory} is gone or incomplete ({error}): a run "
-                "in progress removes older ones. Try again, or remove it and use the one before."
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
+    def _record(self, turn: int) -> dict[str, Any]:
+        """The counts of a checkpoint, and what it says of its arrays."""
+        with self._reading(turn):
+            args = ocp.args.Composite(counts=ocp.args.JsonRestore())
+            record = dict(self._manager.restore(turn, args=args)["counts"])
+            if record.pop("digest") != contents.digest(record):
+                raise ValueError("its counts are not what was written")
+        return record
+
+    def _arrays(self, turn: int, item: str, record: dict[str, Any], tree: Any) -> Any:
+        if found := contents.differences(record[item], tree):
             raise ConfigError(
                 f"checkpoint {turn} in {self._directory} does not fit this config's network and "
-                "optimizer: use the config that wrote it. If this is that config, the checkpoint "
-                f"is damaged ({str(error).splitlines()[0]}): remove it and use the one before."
+                f"optimizer: {found}. Use the config, agent and optimizer that wrote it."
+            )
+        template = ocp.args.StandardRestore(jax.tree.map(_abstract, tree))
+        with self._reading(turn):
+            args = ocp.args.Composite(**{item: template})
+            restored = self._manager.restore(turn, args=args)[item]
+            if changed := contents.changed(record[item], restored):
+                raise ValueError(f"{', '.join(changed)}: not what was written")
+        return restored
+
+    @contextlib.contextmanager
+    def _reading(self, turn: int) -> Iterator[None]:
+        """Turn what is raised for files that are missing, cut short or changed into one error."""
+        try:
+            yield
+        except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # Orbax raises many kinds, and plain ones.
+            cause = error.__cause__ or error
+            why = (str(cause) or type(cause).__name__).splitlines()[0]
+            raise DamagedError(
+                f"checkpoint {turn} in {self._directory} is damaged or incomplete ({why})"
             ) from error
+
+    def reload(self) -> None:
+        """Look at the directory again, after something else has changed it."""
+        self._manager.reload()
 
     def check(self) -> None:
         """Raise the error of a write that has failed, if any; does not wait for one in progress."""
@@ -132,9 +181,9 @@ class Checkpointer:
 
 
 @jax.jit
-def _copy(state: Any) -> Any:
-    """A copy on the same devices, all arrays in one call."""
-    return jax.tree.map(jnp.copy, state)
+def _copy(trees: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[jax.Array]]:
+    """Copies on the same devices, all arrays in one call, and the checksums of each tree."""
+    return jax.tree.map(jnp.copy, trees), [contents.checksums(tree) for tree in trees]
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from sebulba import algorithms, plugins
 from sebulba.algorithms import Algorithm
-from sebulba.config import Config, build, fields_from_json, to_json
-from sebulba.devices.distributed import agree_on, is_primary
+from sebulba.config import Config, build, check_is_directory, fields_from_json, to_json
+from sebulba.devices.distributed import agree_on, gather, is_primary, refusing_together
 from sebulba.metrics.writer import MetricsWriter
-from sebulba.rundir.checkpoint import Checkpointer, Counts
+from sebulba.rundir import place
+from sebulba.rundir.checkpoint import Checkpointer, Counts, DamagedError
+from sebulba.rundir.lock import LOCK_NAME, Lock, lock
 from sebulba.types import Params
 from sebulba.validation import ConfigError
 
@@ -59,27 +62,37 @@ class RunDirectory:
         self._algorithm = algorithm
         self._checkpoints: Checkpointer | None = None
         self._metrics: MetricsWriter | None = None
-        self._lock: int | None = None
+        self._lock: Lock | None = None
+        self._damaged: list[int] = []
         if config.out is None:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
             return
         # If anything below raises, ``undo`` gives back the lock; if not, ``pop_all`` keeps it.
         with _writable(config.out), contextlib.ExitStack() as undo:
-            if config.resume:
-                _read(config.out)  # Refuses a directory of no run before it is locked.
-            elif is_primary():
-                config.out.mkdir(parents=True, exist_ok=True)
-            # Locked before its contents are looked at, which a run in progress changes.
-            if is_primary():
-                self._lock = _lock(config.out)
-                undo.callback(self._unlock)
+            undo.callback(self._unlock)
+            with refusing_together():
+                if is_primary():
+                    self._claim(config.out)
+            place.check_shared(config.out)
             if config.resume:
                 check_resumable(config, algorithm)
                 self._checkpoints = self._open_checkpoints(config.out)
-            elif is_primary():
-                _check_empty(config.out)
+                undo.callback(self._checkpoints.close)
+                _check_unfinished(self._checkpoints, config)
             undo.pop_all()
+
+    def _claim(self, out: Path) -> None:
+        """Lock the directory, which must be one to resume, or empty, and where all can be done."""
+        if self._config.resume:
+            _read(out)  # Refuses a directory of no run before it is locked.
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+        # Locked before its contents are looked at, which a run in progress changes.
+        self._lock = lock(out)
+        if not self._config.resume:
+            _check_empty(out)
+        place.check_renames(out)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -90,23 +103,48 @@ class RunDirectory:
             self.finish()
 
     def restore(self, state: Any) -> Start:
-        """The newest complete checkpoint if the run is resumed; otherwise a start from ``state``.
+        """The newest good checkpoint if the run is resumed; otherwise a start from ``state``.
 
         Args:
           state: the learner's fresh state, which also gives the shapes and shardings to restore.
 
         Raises:
-          ConfigError: the checkpoint does not fit ``state``, or hosts see different checkpoints.
+          ConfigError: the checkpoint does not fit ``state``, none can be read, or hosts see
+            different checkpoints.
         """
         if not self._config.resume:
             return Start(state, 0, {"updates": 0})
         assert self._checkpoints is not None
-        turn = self._checkpoints.latest()
-        assert turn is not None
+        turns = self._checkpoints.turns()
         # Hosts whose directory is not shared, or is seen late, would otherwise restore other turns.
-        agree_on({"the last checkpoint in the run directory": turn})
-        restored, counts = self._checkpoints.restore(turn, state)
-        return Start(restored, turn, counts)
+        agree_on({"the checkpoints in the run directory": turns})
+        errors = []
+        for turn in reversed(turns):
+            try:
+                restored, error = self._checkpoints.restore(turn, state), None
+            except DamagedError as damage:
+                error = damage
+            if not gather(np.array(error is not None)).any():
+                return Start(restored[0], turn, restored[1])
+            self._damaged.append(turn)
+            errors.append(error or "another host cannot read it")
+        raise ConfigError(
+            f"{errors[0]}, and there is no older one that can be read: train again in another "
+            "--out."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines to print, after ``restore``."""
+        if not self._damaged:
+            return []
+        assert self._checkpoints is not None
+        turns = sorted(self._damaged)
+        older = max(turn for turn in self._checkpoints.turns() if turn < turns[0])
+        return [
+            f"checkpoint(s) {turns} are damaged: the run goes on from {older}, and they are moved "
+            f"to {self._damaged_in()}"
+        ]
 
     def begin(self, steps: int) -> None:
         """Write the config, and start the metrics or continue them after ``steps`` agent steps.
@@ -122,6 +160,24 @@ class RunDirectory:
                 self._metrics = MetricsWriter(out, steps if self._config.resume else None)
             # A resumed run has opened them already, to find its newest checkpoint.
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
+            if self._damaged:
+                self._set_damaged_aside(out)
+
+    def _set_damaged_aside(self, out: Path) -> None:
+        """Make room for the checkpoints of these turns, which the run will reach again."""
+        assert self._checkpoints is not None
+        with refusing_together():
+            if is_primary():
+                self._damaged_in().mkdir(exist_ok=True)
+                for turn in self._damaged:
+                    aside = self._damaged_in() / str(turn)
+                    shutil.rmtree(aside, ignore_errors=True)  # Of an earlier resume.
+                    os.rename(checkpoints_in(out) / str(turn), aside)
+        self._checkpoints.reload()
+
+    def _damaged_in(self) -> Path:
+        assert self._config.out is not None
+        return self._config.out / "damaged"
 
     def _open_checkpoints(self, out: Path) -> Checkpointer:
         return Checkpointer(checkpoints_in(out), self._config.checkpoint.max_to_keep)
@@ -160,9 +216,9 @@ class RunDirectory:
                 stack.callback(checkpoints.close)
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        held, self._lock = self._lock, None
+        if held is not None:
+            held.release()
 
     def replay(self, turn: int) -> Path:
         """Where this host's learner keeps the replay of the checkpoint of ``turn``."""
@@ -202,6 +258,7 @@ def load_config(directory: Path, algorithm: Algorithm[Any] | None = None) -> Con
 
 def _read(directory: Path) -> tuple[str, dict[str, Any]]:
     """The name of the algorithm and the fields of the config in a run directory."""
+    check_is_directory("the run directory", directory)
     path = directory / _CONFIG
     if not path.is_file():
         raise ConfigError(
@@ -215,9 +272,8 @@ def _read(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether there is a complete checkpoint; unlike ``Checkpointer``, waits for no other host."""
-    # While it is incomplete, Orbax adds a suffix to a checkpoint's name.
-    return any(path.name.isdigit() for path in checkpoints_in(directory).glob("*"))
+    """Whether there is a complete checkpoint."""
+    return bool(_complete(directory))
 
 
 def checkpoint_turns(directory: Path) -> list[int]:
@@ -226,8 +282,7 @@ def checkpoint_turns(directory: Path) -> list[int]:
     Raises:
       ConfigError: there is no complete checkpoint.
     """
-    checkpoints = checkpoints_in(directory)
-    turns = Checkpointer(checkpoints).turns() if checkpoints.is_dir() else []
+    turns = _complete(directory)
     if not turns:
         raise ConfigError(
             f"{directory} holds no complete checkpoint: remove it and train again, or give another "
@@ -236,12 +291,19 @@ def checkpoint_turns(directory: Path) -> list[int]:
     return turns
 
 
+def _complete(directory: Path) -> list[int]:
+    # Not by a ``Checkpointer``, which waits for the other hosts. While a checkpoint is incomplete,
+    # Orbax adds a suffix to its name.
+    names = [path.name for path in checkpoints_in(directory).glob("*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def check_resumable(config: Config, algorithm: str) -> None:
-    """Check that ``config`` can continue the run in its directory.
+    """Check that ``config`` can continue the run in its directory, if that has steps left to do.
 
     Raises:
-      ConfigError: the run has no checkpoint or has done all its steps; or its algorithm, network,
-        environment or optimizer is another one.
+      ConfigError: the run has no checkpoint; or its algorithm, network, environment or optimizer
+        is another one.
     """
     assert config.out is not None
     name, fields = _read(config.out)
@@ -259,7 +321,7 @@ def check_resumable(config: Config, algorithm: str) -> None:
                 "resumed run keeps its network, environment and optimizer. Drop that option, or "
                 "train in another --out."
             )
-    _check_unfinished(config.out, config.total_steps)
+    checkpoint_turns(config.out)
 
 
 def _shaping(config: Config) -> dict[str, Any]:
@@ -276,14 +338,19 @@ def _shaping(config: Config) -> dict[str, Any]:
     return {name: fields[name] for name in sorted(chosen - {"network"})}
 
 
-def _check_unfinished(directory: Path, total_steps: int) -> None:
-    turn = checkpoint_turns(directory)[-1]
-    steps = Checkpointer(checkpoints_in(directory)).counts(turn)["steps"]
-    if steps >= total_steps:
-        raise ConfigError(
-            f"total_steps is {total_steps}, but the run in {directory} has done {steps:.0f} "
-            "steps: there is nothing to resume. Set a larger total with --total-steps."
-        )
+def _check_unfinished(checkpoints: Checkpointer, config: Config) -> None:
+    for turn in reversed(checkpoints.turns()):
+        try:
+            steps = checkpoints.counts(turn)["steps"]
+        except DamagedError:
+            continue  # If this is so of all, ``restore`` says it.
+        if steps >= config.total_steps:
+            raise ConfigError(
+                f"total_steps is {config.total_steps}, but the run in {config.out} has done "
+                f"{steps:.0f} steps: there is nothing to resume. Set a larger total with "
+                "--total-steps."
+            )
+        return
 
 
 @contextlib.contextmanager
@@ -299,31 +366,11 @@ def _writable(directory: Path) -> Iterator[None]:
 
 
 def _check_empty(directory: Path) -> None:
-    if any(directory.iterdir()):
+    if any(path.name != LOCK_NAME for path in directory.iterdir()):
         raise ConfigError(
             f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
             "another --out, or go on from its last checkpoint with --resume."
         )
-
-
-def _lock(directory: Path) -> int:
-    """Keep other runs out until this descriptor is closed, or the process ends in any way.
-
-    On a network file system, this may only keep out other processes of the same machine.
-    """
-    # The directory itself is locked: a lock file would make a new directory look used.
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"another run is writing to {directory}: wait until it has ended, or choose another "
-            "--out."
-        ) from error
-    except OSError:
-        pass  # A file system without locks must not prevent training.
-    return descriptor
 
 
 def _write_atomically(path: Path, text: str) -> None:

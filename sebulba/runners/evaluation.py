@@ -14,7 +14,7 @@ from sebulba import algorithms
 from sebulba.algorithms import Algorithm
 from sebulba.inference import EpisodeTracker
 from sebulba.inference.check import TimestepCheck
-from sebulba.rundir.checkpoint import Checkpointer
+from sebulba.rundir.checkpoint import Checkpointer, DamagedError
 from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runners.environments import default_make_env, probe, with_last_action
 from sebulba.types import Agent, MakeEnv, Params
@@ -25,6 +25,8 @@ MAX_ENVS = 32
 PATIENCE = 120_000
 """Steps of an episode after which a warning says that evaluation waits for its end: more than half
 an hour of an Atari game has, even without skipped frames."""
+_READS = 100
+"""How many checkpoints to try, each of which a run in progress may remove meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +88,7 @@ def evaluate_run(
     _check(episodes, seed)
     directory = Path(directory).expanduser()
     config = load_config(directory, algorithm)
-    turns = checkpoint_turns(directory)
-    turn = turns[-1] if checkpoint is None else checkpoint
-    if turn not in turns:
-        raise ConfigError(
-            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
-        )
-    checkpoints = Checkpointer(checkpoints_in(directory))
+    _choose(directory, checkpoint)  # Refused before anything is made.
     if make_env is None:
         make_env = default_make_env(config)
     elif agent is None:
@@ -106,12 +102,41 @@ def evaluate_run(
             f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
             "that takes the best one."
         )
-    params = checkpoints.restore_params(turn, _shapes(agent))
     # Read before the episodes are played: a run in progress may remove the checkpoint meanwhile.
-    update = int(checkpoints.counts(turn)["updates"])
-    checkpoints.close()
+    params, update = _read(directory, checkpoint, _shapes(agent))
     result = evaluate(agent, params, make_env, episodes, seed=seed)
     return dataclasses.replace(result, update=update)
+
+
+def _choose(directory: Path, checkpoint: int | None) -> int:
+    """The turn of a checkpoint that is there; the newest if ``checkpoint`` is None."""
+    turns = checkpoint_turns(directory)
+    turn = turns[-1] if checkpoint is None else checkpoint
+    if turn not in turns:
+        raise ConfigError(
+            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
+        )
+    return turn
+
+
+def _read(directory: Path, checkpoint: int | None, shapes: Params) -> tuple[Params, int]:
+    """The parameters of a checkpoint, and the updates behind them."""
+    for _ in range(_READS):
+        turn = _choose(directory, checkpoint)
+        try:
+            with Checkpointer(checkpoints_in(directory)) as checkpoints:
+                params = checkpoints.restore_params(turn, shapes)
+                return params, int(checkpoints.counts(turn)["updates"])
+        except DamagedError as error:
+            # A run in progress removes an older one while it is read, once there is a newer one.
+            if _choose(directory, checkpoint) == turn:
+                older = [other for other in checkpoint_turns(directory) if other < turn]
+                remedy = f"an older one is there: --checkpoint {older[-1]}" if older else ""
+                raise ConfigError(f"{error}: {remedy or 'there is no older one'}.") from error
+    raise ConfigError(
+        f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
+        "read: wait until it has ended, or let it keep more with --checkpoint.max-to-keep."
+    )
 
 
 def evaluate(

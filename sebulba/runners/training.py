@@ -125,7 +125,7 @@ def _run(
         run = SebulbaRun(parts, directory, directory.restore(fresh), supervision)
         shown = progress and distributed.is_primary()
         with Progress(config.total_steps, title, enabled=shown) as display:
-            run.run(display, notes)
+            run.run(display, [*notes, *directory.notes])
     return run
 
 

@@ -39,6 +39,24 @@ pod_processes.run(2, 1, [])
 """
 
 
+INTERRUPTED_WHILE_IT_STARTS = """
+import os, signal, subprocess
+from sebulba.cli import pod_processes
+
+def start(host, *_):
+    process = subprocess.Popen(
+        ["sleep", "600"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    print(process.pid, flush=True)
+    if host == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return process
+
+pod_processes._start = start
+pod_processes.run(2, 1, [])
+"""
+
+
 def environment() -> dict[str, str]:
     """As a user's shell has it: the tests' own eight devices are not the pod's."""
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -211,3 +229,50 @@ def test_a_second_ctrl_c_ends_processes_that_hang() -> None:
     # All that held the pipe have ended.
     parent.communicate(timeout=20)
     assert parent.returncode != 0
+
+
+def test_ctrl_c_between_two_starts_ends_what_has_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_IT_STARTS],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=20,
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    left = [pid for pid in pids if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert pids and not left
+
+
+@slow
+def test_hosts_end_with_a_pod_that_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["vtrace-catch", *SMALL, "--checkpoint.interval", "20", "--out", str(out)]
+    process = start(*POD, *words, "--total-steps", "100000000")
+    hosts: list[int] = []
+    try:
+        wait_for_checkpoint(out, process)
+        hosts = children(process)
+        assert len(hosts) == 2
+        process.kill()
+        deadline = time.monotonic() + END_SECONDS
+        while any(map(is_alive, hosts)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        for pid in filter(is_alive, hosts):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def test_a_host_whose_pod_has_ended_does_not_start() -> None:
+    words = [sys.executable, "-m", "sebulba.cli.pod_host", str(os.getppid()), "presets"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM and done.stdout == ""
+    words[3] = str(os.getpid())
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "vtrace-catch" in done.stdout

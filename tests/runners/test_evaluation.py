@@ -24,6 +24,7 @@ from sebulba import (
     algorithms,
     envs,
 )
+from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import load_config
 from sebulba.runners import evaluation
 from sebulba.runners.environments import with_last_action
@@ -269,6 +270,29 @@ def test_a_run_that_trains_may_remove_the_checkpoint_meanwhile(tmp_path: Path) -
     evaluation = sebulba.evaluate_run(str(tmp_path), 3, make_env=Removing)
     assert evaluation.update == result.updates
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_newer_checkpoint_is_taken_where_the_newest_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run does that keeps one checkpoint: in the middle of its reading, and several times."""
+    keeps_all = CheckpointConfig(interval=2, max_to_keep=99)
+    sebulba.train(tiny(out=tmp_path, checkpoint=keeps_all), progress=False, topology=on(1))
+    checkpoints = tmp_path / "checkpoints"
+    *earlier, last = sorted(checkpoints.iterdir(), key=lambda path: int(path.name))
+    for path in [*earlier[1:], last]:
+        path.rename(tmp_path / path.name)
+    read, reads = Checkpointer.restore_params, iter([*earlier[1:], last])
+
+    def removed_meanwhile(self: Any, turn: int, params: Any) -> Any:
+        newer = next(reads, None)
+        if newer is not None:
+            (tmp_path / newer.name).rename(newer)
+            shutil.rmtree(checkpoints / str(turn) / "params")
+        return read(self, turn, params)
+
+    monkeypatch.setattr(Checkpointer, "restore_params", removed_meanwhile)
+    assert sebulba.evaluate_run(tmp_path, 1).update == int(last.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
