@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sebulba.devices import distributed
-from sebulba.learners.replay import snapshot
+from sebulba.learners.replay import saved, snapshot
 from sebulba.learners.replay.capacity import check_memory
 from sebulba.learners.replay.shard import ReplayShard, Sample
 from sebulba.learners.replay.storage import Block, DeviceStorage, Geometry, HostStorage, nbytes
@@ -199,7 +199,7 @@ class HostReplay:
         self._snapshot = snapshot.Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> str | None:
-        """Read the newest complete snapshot in the folder of ``path``, on all hosts or on none.
+        """Read ``path`` or else the newest snapshot in its folder, on all hosts or on none.
 
         A host that was killed while it wrote ``path`` still has an older snapshot, so hosts may
         read different turns. All take the counts of the host with the fewest, because the number
@@ -209,12 +209,16 @@ class HostReplay:
           A line to print if any host read something else than ``path``, or nothing at all.
         """
         # Both calls of ``gather`` wait for all hosts: all must take the same branches between them.
-        found = snapshot.newest(path.parent, self._shards)
-        turns = distributed.gather(np.array(int(found.name) if found else -1))
+        found = saved.newest(path, self._shards)
+        turns = distributed.gather(np.array(-1 if found is None else found.turn))
         if found is None or turns.min() < 0:
             hosts = np.flatnonzero(turns < 0).tolist()
-            return f"no replay of this size in {path.parent} (host(s) {hosts}): it starts empty"
-        counts = distributed.gather(snapshot.load(found, self._shards)).min(axis=0)
+            return (
+                f"no replay of this size that can be read in {path.parent} (host(s) {hosts}): it "
+                "starts empty"
+            )
+        found.fill(self._shards)
+        counts = distributed.gather(found.counts).min(axis=0)
         self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
         found_turns = sorted(set(turns.tolist()))
         if found_turns == [int(path.name)]:
