@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sebulba import (
     Algorithm,
@@ -205,6 +206,22 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, read without the package."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def tensorboard_steps(directory: Path) -> list[int]:
+    """The steps of the events that TensorBoard shows, by its rules for runs that start again."""
+    steps: list[int] = []
+    for path in sorted((directory / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                steps = [step for step in steps if step < event.step]
+            elif event.HasField("summary"):
+                steps.append(event.step)
+    return steps
 
 
 def assert_same(left: Any, right: Any) -> None:

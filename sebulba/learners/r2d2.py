@@ -151,7 +151,6 @@ class R2D2Learner(Learner):
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
         self._errors = jax.jit(self._errors_at_collection)
-        self._prefetched: list[Sample] | None = None
         self._in_flight: tuple[list[Sample], list[jax.Array]] | None = None
 
     def init(self, key: jax.Array) -> R2D2State:
@@ -175,8 +174,7 @@ class R2D2Learner(Learner):
 
     def update(self, state: R2D2State, progress: float) -> tuple[R2D2State, Logs]:
         """One update on a batch from the replay; ``state`` is donated."""
-        # Only the first update has no batch prefetched.
-        samples = self._prefetched or self.replay.sample()
+        samples = self.replay.sample()
         batch = self._batch(samples)
         train, logs, priorities = self.synchronized(state.train, (batch,), state.target, progress)
         target, updates = self._update_target(state.target, train.params, state.updates)
@@ -185,7 +183,7 @@ class R2D2Learner(Learner):
         self._write_back()
         self._in_flight = (samples, priorities)
         self.replay.trained += self._config.batch_size
-        self._prefetched = self.replay.sample()
+        self.replay.draw_ahead()
         return R2D2State(train, target, updates), logs
 
     def metrics(self) -> dict[str, float]:

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 FILE_NAME = "metrics.jsonl"
-_TENSORBOARD_FLUSH_SECONDS = 5.0
 _GROUPS = {"episode": "^episode", "loss": "loss$", "time": "seconds?$", "lag": "^policy_lag"}
 
 
@@ -149,7 +148,6 @@ class _TensorBoardWriter:
         # The suffix keeps a resume within the same second from opening the same file.
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._events: Any = EventsWriter(str(directory / "events"), suffix)
-        self._next_flush = 0.0
         if purge_steps is not None:
             # Event files cannot be rewritten. A session start tells TensorBoard to drop the earlier
             # events from this step on, which the resumed run repeats.
@@ -163,9 +161,8 @@ class _TensorBoardWriter:
             if value is not None and key != "steps"
         ]
         self._write(step=row["steps"], summary=self._summary(value=values))
-        if time.monotonic() >= self._next_flush:
-            self._events.flush()
-            self._next_flush = time.monotonic() + _TENSORBOARD_FLUSH_SECONDS
+        # At once: what a kill loses here, a resumed run would not repeat.
+        self._events.flush()
 
     def _write(self, **event: Any) -> None:
         self._events.write_event(self._event(wall_time=time.time(), **event))

@@ -64,6 +64,7 @@ class RunDirectory:
         self._metrics: MetricsWriter | None = None
         self._lock: Lock | None = None
         self._damaged: list[int] = []
+        self._last_saved: int | None = None  # While there may be replays that are older.
         if config.out is None:
             if config.resume:
                 raise ConfigError("resume needs a run directory: name it with --out DIR.")
@@ -162,6 +163,8 @@ class RunDirectory:
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
             if self._damaged:
                 self._set_damaged_aside(out)
+            for half in self.replay(0).parent.glob("*.tmp"):  # Of a run that was killed.
+                shutil.rmtree(half, ignore_errors=True)
 
     def _set_damaged_aside(self, out: Path) -> None:
         """Make room for the checkpoints of these turns, which the run will reach again."""
@@ -196,12 +199,28 @@ class RunDirectory:
         if self._checkpoints is None:
             return None
         self._checkpoints.save(turn, state, params, counts)
+        self._last_saved = turn
         return self.replay(turn)
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if any."""
         if self._checkpoints is not None:
             self._checkpoints.check()
+        if self._last_saved is not None:
+            self._remove_old_replays()
+
+    def _remove_old_replays(self) -> None:
+        """Keep this host's newest complete replay whose checkpoint is complete, and newer ones."""
+        # Which of the two is complete first is open, and a kill may come between.
+        assert self._config.out is not None
+        folder = self.replay(0).parent
+        replays = _turns_in(folder)
+        kept = max(set(replays) & set(_complete(self._config.out)), default=0)
+        for turn in replays:
+            if turn < kept:
+                shutil.rmtree(folder / str(turn), ignore_errors=True)
+        if not replays or kept == self._last_saved:
+            self._last_saved = None
 
     def finish(self) -> None:
         """Wait until everything is written, unlock, and raise the first error, if any."""
@@ -210,6 +229,8 @@ class RunDirectory:
         checkpoints, self._checkpoints = self._checkpoints, None
         with contextlib.ExitStack() as stack:
             stack.callback(self._unlock)
+            if self._last_saved is not None:
+                stack.callback(self._remove_old_replays)
             if metrics is not None:
                 stack.callback(metrics.close)
             if checkpoints is not None:
@@ -294,7 +315,11 @@ def checkpoint_turns(directory: Path) -> list[int]:
 def _complete(directory: Path) -> list[int]:
     # Not by a ``Checkpointer``, which waits for the other hosts. While a checkpoint is incomplete,
     # Orbax adds a suffix to its name.
-    names = [path.name for path in checkpoints_in(directory).glob("*")]
+    return _turns_in(checkpoints_in(directory))
+
+
+def _turns_in(directory: Path) -> list[int]:
+    names = [path.name for path in directory.glob("*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 

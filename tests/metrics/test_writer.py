@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from whole_runs import tensorboard_steps
 
 from sebulba.metrics import writer as metrics
 from sebulba.metrics.writer import MetricsWriter
@@ -43,6 +44,14 @@ def test_a_row_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path / "run", None) as writer:
         writer.write(row(1, loss=0.5))
         assert metrics.read(tmp_path / "run") == [{"update": 1, "steps": 100, "loss": 0.5}]
+
+
+def test_tensorboard_has_a_row_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    """A kill would otherwise leave a gap, since a resumed run does not repeat these rows."""
+    with MetricsWriter(tmp_path, None) as writer:
+        for update in range(1, 4):
+            writer.write(row(update))
+            assert tensorboard_steps(tmp_path) == [100 * n for n in range(1, update + 1)]
 
 
 def test_numbers_are_json_of_seven_digits(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 from paths import ROOT
-from whole_runs import HookedEnv, HookedEnvs, assert_same, on, rows_of, tiny
+from whole_runs import HookedEnv, HookedEnvs, assert_same, on, rows_of, tensorboard_steps, tiny
 
 import sebulba
 from sebulba import CheckpointConfig, ConfigError, algorithms, inference
@@ -303,6 +303,7 @@ def resume(out: Path) -> None:
     result = sebulba.train(more, progress=False, topology=on(1))
     updates = [row["update"] for row in rows_of(out)]
     assert updates == sorted(set(updates)) and updates[-1] == result.updates > update
+    assert tensorboard_steps(out) == [row["steps"] for row in rows_of(out)]
 
 
 @pytest.mark.parametrize(

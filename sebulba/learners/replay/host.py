@@ -13,7 +13,7 @@ import numpy as np
 from sebulba.devices import distributed
 from sebulba.devices.compiler import Refused, inspect
 from sebulba.learners.base import Upkeep
-from sebulba.learners.replay import snapshot
+from sebulba.learners.replay import saved, snapshot
 from sebulba.learners.replay.capacity import check_memory
 from sebulba.learners.replay.shard import ReplayShard, Sample
 from sebulba.learners.replay.storage import (
@@ -190,7 +190,20 @@ class HostReplay:
         return self._updates() - before
 
     def sample(self) -> list[Sample]:
-        """One sample of each shard.
+        """One sample of each shard: those that were drawn ahead, if there are any."""
+        ahead = [shard.drawn for shard in self._shards]
+        for shard in self._shards:
+            shard.drawn = None
+        drawn = [sample for sample in ahead if sample is not None]
+        return drawn if len(drawn) == len(self._shards) else self._draw()
+
+    def draw_ahead(self) -> None:
+        """Draw what ``sample`` returns next; a snapshot holds it."""
+        for shard, sample in zip(self._shards, self._draw(), strict=True):
+            shard.drawn = sample
+
+    def _draw(self) -> list[Sample]:
+        """New samples.
 
         The random numbers depend on the seed, the shard and the number of the sample alone, so a
         resumed run needs no stored state of a generator.
@@ -240,7 +253,7 @@ class HostReplay:
         self._snapshot = snapshot.Snapshot(path, self._shards, np.array(counts))
 
     def load(self, path: Path) -> str | None:
-        """Read the newest complete snapshot in the folder of ``path``, on all hosts or on none.
+        """Read ``path`` or else the newest snapshot in its folder, on all hosts or on none.
 
         A host that was killed while it wrote ``path`` still has an older snapshot, so hosts may
         read different turns. All take the counts of the host with the fewest, because the number
@@ -250,13 +263,21 @@ class HostReplay:
           A line to print if any host read something else than ``path``, or nothing at all.
         """
         # Both calls of ``gather`` wait for all hosts: all must take the same branches between them.
-        found = snapshot.newest(path.parent, self._shards)
-        turns = distributed.gather(np.array(int(found.name) if found else -1))
+        found = saved.newest(path, self._shards)
+        turns = distributed.gather(np.array(-1 if found is None else found.turn))
         if found is None or turns.min() < 0:
             hosts = np.flatnonzero(turns < 0).tolist()
-            return f"no replay of this size in {path.parent} (host(s) {hosts}): it starts empty"
-        counts = distributed.gather(snapshot.load(found, self._shards)).min(axis=0)
+            return (
+                f"no replay of this size that can be read in {path.parent} (host(s) {hosts}): it "
+                "starts empty"
+            )
+        found.fill(self._shards)
+        counts = distributed.gather(found.counts).min(axis=0)
         self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
+        for shard in self._shards:
+            # Of another batch size, after a change of options.
+            if shard.drawn and len(shard.drawn.indices) != self._batch_size // len(self._shards):
+                shard.drawn = None
         found_turns = sorted(set(turns.tolist()))
         if found_turns == [int(path.name)]:
             return None

@@ -43,6 +43,7 @@ class ReplayShard:
       priorities: one for each block (lane, slot, environment), of the sequence that starts there; 0
         if it cannot be drawn.
       size: sequences that can be drawn.
+      drawn: a sample that waits to be used; None if there is none.
     """
 
     def __init__(self, storage: Storage, geometry: Geometry, exponent: float) -> None:
@@ -50,6 +51,7 @@ class ReplayShard:
         self.storage = storage
         self.geometry = geometry
         self.size = 0
+        self.drawn: Sample | None = None
         self._shape = (geometry.lanes, geometry.slots, geometry.num_envs)
         self._indices = np.arange(int(np.prod(self._shape))).reshape(self._shape)
         self.priorities = Priorities(self._indices.size, exponent)
@@ -122,7 +124,7 @@ class ReplayShard:
             if errors
         }
         counts = {"unrolls": self._unrolls.copy(), "size": np.array(self.size)}
-        return {**self.priorities.state(), **counts, **coming}
+        return {**self.priorities.state(), **counts, **coming, **self._drawn_state()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Restore what ``state`` returned; the unrolls are loaded into ``storage`` separately."""
@@ -132,6 +134,30 @@ class ReplayShard:
         for lane, errors in enumerate(self._coming):
             errors.clear()
             errors.extend(state.get(f"coming_{lane}", []))
+        self.drawn = self._load_drawn(state) if "drawn" in state else None
+
+    def _drawn_state(self) -> dict[str, np.ndarray]:
+        # With its sequences, which may have been overwritten since they were drawn.
+        if self.drawn is None:
+            return {}
+        sequences, indices, ages, probabilities = self.drawn
+        leaves = jax.device_get(jax.tree.leaves(sequences))
+        return {
+            "drawn": indices,
+            "drawn_ages": ages,
+            "drawn_probabilities": probabilities,
+            **{f"drawn_{number}": leaf for number, leaf in enumerate(leaves)},
+        }
+
+    def _load_drawn(self, state: dict[str, np.ndarray]) -> Sample:
+        # Any sequence of the storage says how one is made up, and on which device it belongs.
+        like, tree = jax.tree.flatten(self.storage.read(*np.zeros((3, 1), np.int64)))
+        leaves = [
+            jax.device_put(state[f"drawn_{number}"], leaf.sharding)
+            for number, leaf in enumerate(like)
+        ]
+        sequences = jax.tree.unflatten(tree, leaves)
+        return Sample(sequences, state["drawn"], state["drawn_ages"], state["drawn_probabilities"])
 
     def used(self) -> list[tuple[int, int]]:
         """The (lane, slot) of every unroll that is there, in a fixed order."""

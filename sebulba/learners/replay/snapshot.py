@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +18,9 @@ from sebulba.learners.replay.shard import ReplayShard
 
 Place = tuple[int, int, int]
 """Shard, lane and slot of an unroll."""
+INDEX = "index.json"
+"""The file with the counts, the checksums of the unrolls, and one of its own in the last line."""
+_REPLACED = ".old"
 
 
 class Snapshot:
@@ -23,8 +28,7 @@ class Snapshot:
 
     The learner must call ``keep`` before it overwrites an unroll. If the unroll is not on disk yet,
     ``keep`` copies it, so the learner never waits for more than one copy. The directory gets its
-    name once it is complete, so a directory of that name can always be read. Older snapshots next
-    to it are then removed.
+    name once it is complete, so a directory of that name can always be read.
     """
 
     def __init__(self, path: Path, shards: Sequence[ReplayShard], counts: np.ndarray) -> None:
@@ -33,7 +37,7 @@ class Snapshot:
         Args:
           path: the directory to write; its name is a number of turns.
           shards: all shards of this host.
-          counts: numbers that ``load`` returns.
+          counts: numbers to be read again, as ``Saved.counts``.
         """
         self._path = path
         self._shards = list(shards)
@@ -76,34 +80,49 @@ class Snapshot:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             self._write(temporary)
-            # A resumed run can reach the same turn again, and a directory with files in it cannot
-            # be replaced.
-            shutil.rmtree(self._path, ignore_errors=True)
-            os.replace(temporary, self._path)
-            for older in self._path.parent.iterdir():
-                if older != self._path:
-                    shutil.rmtree(older, ignore_errors=True)
+            self._give_name(temporary)
         except BaseException as error:
             # Raised in the learner's thread, by ``keep`` or ``finish``: here it would end nothing.
             error.add_note(f"in thread replay-snapshot, writing {self._path}")
             self._failure = error
 
+    def _give_name(self, temporary: Path) -> None:
+        # A resumed run can reach the same turn again, and a directory with files in it cannot be
+        # replaced. Until the new one has the name, the one before has a name that is known too.
+        replaced = self._path.with_name(self._path.name + _REPLACED)
+        if self._path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(self._path, replaced)
+        os.rename(temporary, self._path)
+        shutil.rmtree(replaced, ignore_errors=True)
+
     def _write(self, directory: Path) -> None:
-        np.save(directory / "counts.npy", self._counts)
+        checksums: dict[str, int] = {}
         for number, state in enumerate(self._states):
+            path = state_file(directory, number)
             geometry = np.array(self._shards[number].geometry)
-            np.savez(directory / f"state_{number}.npz", geometry=geometry, **state)  # type: ignore[arg-type]
+            np.savez(path, geometry=geometry, **state)  # type: ignore[arg-type]
+            checksums[path.name] = zlib.crc32(path.read_bytes())
         # One file for each shard and leaf, with the unrolls in the order of ``ReplayShard.used``,
-        # in which ``load`` reads them.
+        # in which they are read.
         with contextlib.ExitStack() as stack:
             files: dict[Path, BinaryIO] = {}
             for place in self._places:
                 for leaf, block in enumerate(self._take(place)):
-                    path = _file(directory, place[0], leaf)
+                    path = unrolls_file(directory, place[0], leaf)
                     if path not in files:
                         files[path] = stack.enter_context(path.open("wb"))
                         self._write_header(files[path], place[0], block)
-                    files[path].write(block.tobytes())
+                    data = block.tobytes()
+                    files[path].write(data)
+                    checksums[path.name] = zlib.crc32(data, checksums.get(path.name, 0))
+        self._write_index(directory, checksums)
+
+    def _write_index(self, directory: Path, checksums: dict[str, int]) -> None:
+        counts = self._counts.tolist()
+        index = {"counts": counts, "shards": len(self._shards), "checksums": checksums}
+        text = json.dumps(index)
+        (directory / INDEX).write_text(f"{text}\n{zlib.crc32(text.encode())}")
 
     def _write_header(self, file: BinaryIO, shard: int, block: np.ndarray) -> None:
         """Write the header of a .npy file ``[unrolls, ...]``; the data is then appended."""
@@ -128,50 +147,20 @@ class Snapshot:
         return [np.array(block) for block in self._shards[shard].storage.blocks(lane, slot)]
 
 
-def newest(directory: Path, shards: Sequence[ReplayShard]) -> Path | None:
-    """The newest complete snapshot in ``directory``, or None if it does not fit ``shards``."""
+def complete(directory: Path) -> dict[int, Path]:
+    """The complete snapshots in ``directory``, under the turns behind them."""
     # What is not complete has a name that ends in .tmp.
-    turns = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
-    if not turns:
-        return None
-    path = directory / str(max(turns))
-    # As many shards, no less and no more: the file of one more must not exist.
-    files = _state_files(path, len(shards) + 1)
-    if not all(file.exists() for file in files[:-1]) or files[-1].exists():
-        return None
-    fits = all(_fits(path, number, shard) for number, shard in enumerate(shards))
-    return path if fits else None
+    paths = sorted(directory.glob("*"), key=lambda path: len(path.name), reverse=True)
+    names = {path: path.name.removesuffix(_REPLACED) for path in paths}
+    # The shorter names come last, and take the places of those that are to be replaced.
+    return {int(name): path for path, name in names.items() if name.isdigit()}
 
 
-def load(path: Path, shards: Sequence[ReplayShard]) -> np.ndarray:
-    """Fill empty shards from a snapshot that fits them; returns its counts."""
-    for number, (shard, file) in enumerate(
-        zip(shards, _state_files(path, len(shards)), strict=True)
-    ):
-        shard.load_state(dict(np.load(file)))
-        # Now ``shard.used`` lists the places of the saved shard, in the order of its files.
-        leaves = _read_unrolls(path, number, shard)
-        for index, (lane, slot) in enumerate(shard.used()):
-            shard.storage.load(lane, slot, [leaf[index] for leaf in leaves])
-    return np.load(path / "counts.npy")
+def state_file(path: Path, shard: int) -> Path:
+    """Everything of a shard but its unrolls."""
+    return path / f"state_{shard}.npz"
 
 
-def _state_files(path: Path, count: int) -> list[Path]:
-    return [path / f"state_{number}.npz" for number in range(count)]
-
-
-def _read_unrolls(path: Path, number: int, shard: ReplayShard) -> list[np.ndarray]:
-    """An array ``[unrolls, ...]`` for each leaf, mapped from its file; none if it was empty."""
-    files = [_file(path, number, leaf) for leaf in range(len(shard.storage.blocks(0, 0)))]
-    return [np.load(file, mmap_mode="r") for file in files if file.exists()]
-
-
-def _fits(path: Path, number: int, shard: ReplayShard) -> bool:
-    geometry = np.load(_state_files(path, number + 1)[-1])["geometry"]
-    blocks = zip(_read_unrolls(path, number, shard), shard.storage.blocks(0, 0), strict=False)
-    same_blocks = all(leaf.shape[1:] == block.shape for leaf, block in blocks)
-    return same_blocks and np.array_equal(geometry, shard.geometry)
-
-
-def _file(directory: Path, shard: int, leaf: int) -> Path:
-    return directory / f"unrolls_{shard}_{leaf}.npy"
+def unrolls_file(path: Path, shard: int, leaf: int) -> Path:
+    """One leaf of all unrolls of a shard."""
+    return path / f"unrolls_{shard}_{leaf}.npy"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -115,13 +117,118 @@ def test_inserts_do_not_wait_for_the_writer(
     assert (tmp_path / "1").exists()
 
 
-def test_only_the_last_complete_snapshot_stays(tmp_path: Path) -> None:
+class Killed(BaseException):
+    """Nothing more is done, as after a kill."""
+
+
+def save_until(step: int, replay: HostReplay, path: Path) -> bool:
+    """Save, but be killed before the given change on disk; whether it came to that."""
+    steps = iter(range(10**6))
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if next(steps) >= step:
+                raise Killed
+            return change(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for owner, name in (
+            *((os, name) for name in ("rename", "replace", "mkdir")),
+            *((shutil, "rmtree"), (Path, "open"), (Path, "write_text")),
+            *((np, "save"), (np, "savez"), (Snapshot, "_take")),
+        ):
+            monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+        replay.save(path)
+        try:
+            replay.finish()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("turn", ["1", "2"])
+def test_a_kill_at_any_step_leaves_a_complete_snapshot(turn: str, tmp_path: Path) -> None:
+    """A resumed run may reach the same turn again."""
     replay, feed = new_replay(), Feed(0)
-    for updates in (1, 2, 2, 3):
-        feed.into(replay, 3)
-        replay.save(tmp_path / str(updates))
+    feed.into(replay, 9)
+    replay.save(tmp_path / "1")
     replay.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+    before = everything(replay)
+    feed.into(replay, 4)
+    for step in range(10**6):
+        killed = save_until(step, replay, tmp_path / turn)
+        loaded = new_replay()
+        note = loaded.load(tmp_path / turn)
+        is_new = len(everything(loaded)) != len(before)
+        assert_equal(everything(loaded), everything(replay) if is_new else before)
+        if note is not None or (turn == "2" and not is_new):
+            assert note == "the replay is that of turn(s) [1], the checkpoint that of 2"
+        if turn == "2":
+            assert new_replay().load(tmp_path / "1") is None
+        if not killed:
+            break
+    assert step > 5 and is_new
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"1", turn})
+
+
+def test_the_snapshot_of_the_checkpoints_own_turn_is_read(tmp_path: Path) -> None:
+    """There may be a newer one, whose checkpoint was not complete."""
+    replay, feed = new_replay(), Feed(0)
+    for turn in (1, 2):
+        feed.into(replay, 5)
+        replay.save(tmp_path / str(turn))
+        replay.finish()
+        if turn == 1:
+            before = everything(replay)
+    loaded = new_replay()
+    assert loaded.load(tmp_path / "1") is None
+    assert_equal(everything(loaded), before)
+    loaded = new_replay()
+    assert (
+        loaded.load(tmp_path / "3") == "the replay is that of turn(s) [2], the checkpoint that of 3"
+    )
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+
+
+def pickle(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.array([{"an": "object"}]), allow_pickle=True)
+
+
+def as_float64(path: Path) -> None:
+    if path.suffix == ".npy":
+        np.save(path, np.load(path).astype(np.float64))
+    else:
+        flip(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_bytes(b""), flip, pickle, as_float64]
+)
+def test_a_damaged_snapshot_is_not_read(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    replay, feed = new_replay(), Feed(0)
+    feed.into(replay, 9)
+    replay.save(tmp_path / "1")
+    replay.finish()
+    files = sorted((tmp_path / "1").iterdir())
+    assert len(files) > 5
+    for file in files:
+        before = file.read_bytes()
+        damage(file)
+        fresh = new_replay()
+        note = fresh.load(tmp_path / "1")
+        assert note is not None and "it starts empty" in note, file
+        assert fresh.sizes() == [0, 0] and fresh.inserted == 0
+        assert_equal(everything(fresh), everything(new_replay()))
+        file.write_bytes(before)
+    assert new_replay().load(tmp_path / "1") is None
 
 
 def test_a_half_written_snapshot_is_not_read(tmp_path: Path) -> None:
