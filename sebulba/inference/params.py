@@ -71,6 +71,14 @@ class ParamsSlot:
             held = [versioned.version for versioned in self._versions]
         raise LookupError(f"version {version} of the parameters is gone: the slot holds {held}")
 
+    def held(self, version: int) -> Params | None:
+        """The parameters of ``version`` if the slot has them, even after ``shutdown``."""
+        with self._changed:
+            for versioned in self._versions:
+                if versioned.version == version:
+                    return versioned.params
+        return None
+
     def shutdown(self) -> None:
         """Raise ``ShutDown`` in all waiting calls."""
         with self._changed:

@@ -62,7 +62,14 @@ class Checkpointer:
         """Turns behind each complete checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
-    def save(self, turn: int, state: Any, params: Params, counts: Counts) -> None:
+    def save(
+        self,
+        turn: int,
+        state: Any,
+        params: Params,
+        counts: Counts,
+        previous: Params | None = None,
+    ) -> None:
         """Start writing a checkpoint; the arrays may be donated once this returns.
 
         If writing fails, a later call of ``save``, ``check`` or ``close`` raises the error.
@@ -73,6 +80,7 @@ class Checkpointer:
           params: the parameters in it, which are written a second time by themselves, so that they
             can be read without the learner.
           counts: written as JSON.
+          previous: NumPy arrays, the parameters of the turn before, where actors still need them.
         """
         # The last turn of a run may be one of the regular checkpoints, and Orbax refuses to save a
         # step twice.
@@ -80,30 +88,39 @@ class Checkpointer:
             return
         # The learner donates its state to the next update while this one is still being written.
         copies, sums = _copy((state, params))
-        of_state, of_params = (
-            contents.describe(tree, np.asarray(part))
-            for tree, part in zip(copies, sums, strict=True)
-        )
-        record = {"counts": counts, "state": of_state, "params": of_params}
+        items = dict(zip(("state", "params"), zip(copies, sums, strict=True), strict=True))
+        if previous is not None:
+            items["previous"] = (previous, contents.checksums(previous))
+        of_items = {
+            name: contents.describe(tree, np.asarray(sums)) for name, (tree, sums) in items.items()
+        }
+        record = {"counts": counts, **of_items}
         self._is_writing = True
         self._manager.save(
             turn,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(copies[0]),
-                params=ocp.args.StandardSave(copies[1]),
+                **{name: ocp.args.StandardSave(tree) for name, (tree, _) in items.items()},
                 counts=ocp.args.JsonSave({**record, "digest": contents.digest(record)}),
             ),
         )
 
-    def restore(self, turn: int, state: Any) -> tuple[Any, Counts]:
-        """State and counts of one checkpoint; ``state`` gives shapes and shardings.
+    def restore(self, turn: int, state: Any, params: Params) -> tuple[Any, Counts, Params | None]:
+        """State, counts and the previous parameters, if it has them, of one checkpoint.
+
+        Args:
+          turn: name of the checkpoint.
+          state: gives shapes and shardings.
+          params: those in ``state``, which do the same for the previous ones.
 
         Raises:
           DamagedError: it cannot be read, or is not what was written.
           ConfigError: its arrays have other names, shapes or types.
         """
         record = self._record(turn)
-        return self._arrays(turn, "state", record, state), dict(record["counts"])
+        restored = self._arrays(turn, "state", record, state)
+        kept = "previous" in record
+        previous = self._arrays(turn, "previous", record, params) if kept else None
+        return restored, dict(record["counts"]), previous
 
     def counts(self, turn: int) -> Counts:
         """The counts of one checkpoint, without reading its arrays.

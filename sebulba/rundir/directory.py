@@ -33,11 +33,19 @@ _CONFIG = "config.json"
 
 
 class Start(NamedTuple):
-    """Where a run starts: the learner's state, the number of turns behind it, and its counts."""
+    """Where a run starts.
+
+    Attributes:
+      state: the learner's.
+      turn: number of turns behind it.
+      counts: see ``Counts``.
+      previous: the parameters of the turn before, if actors with a fixed lag had them.
+    """
 
     state: Any
     turn: int
     counts: Counts
+    previous: Params | None = None
 
 
 class RunDirectory:
@@ -103,11 +111,12 @@ class RunDirectory:
         with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
             self.finish()
 
-    def restore(self, state: Any) -> Start:
+    def restore(self, state: Any, params: Params) -> Start:
         """The newest good checkpoint if the run is resumed; otherwise a start from ``state``.
 
         Args:
           state: the learner's fresh state, which also gives the shapes and shardings to restore.
+          params: the parameters in it.
 
         Raises:
           ConfigError: the checkpoint does not fit ``state``, none can be read, or hosts see
@@ -122,11 +131,11 @@ class RunDirectory:
         errors = []
         for turn in reversed(turns):
             try:
-                restored, error = self._checkpoints.restore(turn, state), None
+                restored, error = self._checkpoints.restore(turn, state, params), None
             except DamagedError as damage:
                 error = damage
             if not gather(np.array(error is not None)).any():
-                return Start(restored[0], turn, restored[1])
+                return Start(restored[0], turn, *restored[1:])
             self._damaged.append(turn)
             errors.append(error or "another host cannot read it")
         raise ConfigError(
@@ -190,15 +199,17 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.write(row)
 
-    def save(self, turn: int, state: Any, params: Params, counts: Counts) -> Path | None:
-        """Start writing a checkpoint.
+    def save(
+        self, turn: int, state: Any, params: Params, counts: Counts, previous: Params | None = None
+    ) -> Path | None:
+        """Start writing a checkpoint; see ``Checkpointer.save``.
 
         Returns:
           Where to write the learner's replay that goes with it; None if nothing is written.
         """
         if self._checkpoints is None:
             return None
-        self._checkpoints.save(turn, state, params, counts)
+        self._checkpoints.save(turn, state, params, counts, previous)
         self._last_saved = turn
         return self.replay(turn)
 

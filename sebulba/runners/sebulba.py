@@ -46,13 +46,17 @@ class SebulbaRun:
         self._learner = parts.learner
         self._directory = directory
         self.rows: list[Row] = []
-        self._state, self._turn, counts = start
+        self._state, self._turn, counts, self._previous = start
         self._logged_turn = self._turn
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
         self._saved_turn: int | None = self._turn if config.resume else None
         self.updates = int(counts["updates"])
         lanes = len(topology.inference) * config.actors_per_device
-        self._schedule = Schedule(lanes, parts.unrolls_per_turn, self._turn, config.policy_lag)
+        # With a lag of 1, the first unrolls act with the parameters of the turn before.
+        oldest = self._turn - 1 if self._previous is not None else self._turn
+        self._schedule = Schedule(
+            lanes, parts.unrolls_per_turn, self._turn, config.policy_lag, oldest
+        )
         self._meter = Meter(parts.spec.frame_skip, lanes, distributed.gather, counts)
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
@@ -104,9 +108,7 @@ class SebulbaRun:
 
     def local_params(self) -> Params:
         """The parameters to act with, on the first learner device of this host."""
-        return jax.tree.map(
-            lambda leaf: leaf.addressable_data(0), self._learner.params(self._state)
-        )
+        return _local(self._learner.params(self._state))
 
     def interrupted(self) -> bool:
         """Whether a host was asked to stop."""
@@ -115,6 +117,8 @@ class SebulbaRun:
     def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
         try:
             # Compiling for the actors needs parameters on their devices.
+            if self._previous is not None:
+                self._publish_as(self._turn - 1, _local(self._previous))
             self._publish()
             self._now.set("starting the actors")
             actors = self._watchdog.activities.of_actor
@@ -229,9 +233,11 @@ class SebulbaRun:
     def _publish(self) -> None:
         self._now.set("publishing parameters")
         # A slot copies them: the next update donates the originals.
-        params = self.local_params()
+        self._publish_as(self._turn, self.local_params())
+
+    def _publish_as(self, version: int, params: Params) -> None:
         for slot in self._slots:
-            slot.publish(self._turn, params)
+            slot.publish(version, params)
 
     def _log(self, display: Progress) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
@@ -270,6 +276,19 @@ class SebulbaRun:
         self._saved_turn = self._turn
         counts = {"updates": self.updates, **self._meter.count()}
         params = self._learner.params(self._state)
-        replay = self._directory.save(self._turn, self._state, params, counts)
+        replay = self._directory.save(
+            self._turn, self._state, params, counts, self._params_before()
+        )
         if replay is not None:
             self._learner.save_replay(replay)
+
+    def _params_before(self) -> Params | None:
+        """Those of the turn before, if actors act with them when the run is resumed here."""
+        if self._config.policy_lag != "1":
+            return None
+        return jax.device_get(self._slots[0].held(self._turn - 1))
+
+
+def _local(params: Params) -> Params:
+    """What the first learner device of this host has of replicated parameters."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), params)

@@ -122,7 +122,9 @@ def _run(
     title = f"{config.preset or algorithm} · {config.env} · {parts.topology}"
     with RunDirectory(config, algorithm) as directory:
         fresh = parts.learner.init(jax.random.key(config.seed))
-        run = SebulbaRun(parts, directory, directory.restore(fresh), supervision)
+        run = SebulbaRun(
+            parts, directory, directory.restore(fresh, parts.learner.params(fresh)), supervision
+        )
         shown = progress and distributed.is_primary()
         with Progress(config.total_steps, title, enabled=shown) as display:
             run.run(display, [*notes, *directory.notes])

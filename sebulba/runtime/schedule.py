@@ -20,12 +20,14 @@ class Schedule:
       per_turn: unrolls in one turn.
       first_turn: number of the first turn: how many the run that is resumed has completed, or 0.
       lag: how many turns old the parameters of an unroll are in the turn that takes it, or "any".
+      oldest: the oldest version of the parameters that there is; None: that of the first turn.
     """
 
     lanes: int
     per_turn: int
     first_turn: int
     lag: Literal["any", "0", "1"]
+    oldest: int | None = None
 
     def lanes_of(self, turn: int) -> list[int]:
         """Return the lanes from which ``turn`` takes one unroll each, in order."""
@@ -41,6 +43,7 @@ class Schedule:
         """Return the version of the parameters to act with, or None for the newest."""
         if self.lag == "any":
             return None
-        # Turn k starts with version k. Older ones than that of the first turn do not exist.
+        # Turn k starts with version k.
         turn = (unroll * self.lanes + lane) // self.per_turn
-        return max(self.first_turn, turn - int(self.lag))
+        oldest = self.first_turn if self.oldest is None else self.oldest
+        return max(oldest, turn - int(self.lag))

@@ -39,7 +39,7 @@ def save(directory: Path, *turns: int) -> None:
 
 def restore(directory: Path, template: State | None = None, turn: int = 5) -> Any:
     with Checkpointer(directory) as checkpoints:
-        return checkpoints.restore(turn, template or state())
+        return checkpoints.restore(turn, template or state(), (template or state()).params)
 
 
 def flip(position: float) -> Callable[[Path], None]:
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_noticed_and_not_taken_for_another_config(
     for path, _ in damaged_in_turn(tmp_path / "5", DAMAGES[damage]):
         with Checkpointer(tmp_path) as checkpoints:
             for read, expected in (
-                (lambda c=checkpoints: c.restore(5, state())[0], state()),
+                (lambda c=checkpoints: c.restore(5, state(), state().params)[0], state()),
                 (lambda c=checkpoints: c.restore_params(5, state().params), state().params),
                 (lambda c=checkpoints: c.counts(5), {"steps": 5 / 7, "updates": 5}),
             ):

@@ -89,5 +89,5 @@ def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: P
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
     # As many steps and updates, and the same losses, in each row of metrics.
     names = ("update", "steps", "loss", "gradient_norm", "episodes")
-    rows = [tuple(row[name] for name in names) for row in half.metrics + resumed.metrics]
-    assert rows == [tuple(row[name] for name in names) for row in whole.metrics]
+    rows = [tuple(row.get(name) for name in names) for row in half.metrics + resumed.metrics]
+    assert rows == [tuple(row.get(name) for name in names) for row in whole.metrics]

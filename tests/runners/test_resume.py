@@ -49,7 +49,7 @@ def checkpoint(
     agent = algorithms.make_policy_agent(tiny(), spec)
     rule = sebulba.learners.make_optimizer(optimizer)
     state = VTraceLearner(tiny(), agent, spec, rule, on(1)).init(jax.random.key(9))
-    restored, counts = saved.restore(update, state)
+    restored, counts, _ = saved.restore(update, state, state.params)
     saved.close()
     return jax.tree.map(np.asarray, restored), counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections import deque
@@ -52,6 +53,10 @@ def test_versions_are_as_old_as_asked(lanes: int, per_turn: int) -> None:
         for turn, unrolls in list(enumerate(deal(lanes, per_turn)))[done:]:
             expected = max(done, turn - lag)
             assert {schedule.version_of(*unroll) for unroll in unrolls} == {expected}
+            # A run that is resumed with the version before its first turn.
+            older = dataclasses.replace(schedule, oldest=done - 1)
+            if done:
+                assert {older.version_of(*unroll) for unroll in unrolls} == {turn - lag}
     assert Schedule(lanes, per_turn, 0, "any").version_of(0, 3) is None
 
 
