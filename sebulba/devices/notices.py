@@ -21,7 +21,7 @@ _runs = itertools.count()
 
 
 class Notices:
-    """The ``Hosts`` of a run on several hosts: every second, each one tells and hears.
+    """The ``Hosts`` of a run on several hosts: each tells every second, and hears of failures.
 
     It has a thread of its own, because the coordinator may not answer.
     """
@@ -36,6 +36,7 @@ class Notices:
         self._heard: dict[int, str] = {}
         self._failures: dict[int, tuple[str, int]] = {}
         self._ended = False
+        self._curious = False
         self._hurry = threading.Event()
         self._exchanged = threading.Event()
 
@@ -57,6 +58,10 @@ class Notices:
 
     def heard(self) -> dict[int, str]:
         """What the other hosts last said of themselves."""
+        # Only on demand: every host that read what all say every second would be too much for the
+        # coordinator of hundreds.
+        self._curious = True
+        self.catch_up()
         return self._heard
 
     def first_failure(self) -> HostError | None:
@@ -89,7 +94,8 @@ class Notices:
             self._hurry.wait(_EVERY_SECONDS)
             self._hurry.clear()
             self._put("says", self._text)
-            self._heard = dict(self._get("says"))
+            if self._curious:
+                self._heard = dict(self._get("says"))
             self._failures |= {host: json.loads(text) for host, text in self._get("failed")}
             self._exchanged.set()
 

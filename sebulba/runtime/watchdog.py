@@ -170,7 +170,10 @@ class Watchdog:
         if number is not None and may_end(number):
             if now - max(moved, self._interrupt.at) > self._grace_seconds:
                 self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
-        elif self._stall_seconds and now - moved > self._stall_seconds * self._patience():
+            return
+        # The patience is asked for last, since all hosts must be asked for it.
+        limit = self._stall_seconds
+        if limit and now - moved > limit and now - moved > limit * self._patience():
             self._stop_what_stands_still(now - moved)
 
     def _notice_writing(self) -> None:
