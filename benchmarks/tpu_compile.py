@@ -32,8 +32,8 @@ PRESETS = ("vtrace-atari", "r2d2-atari")
 RESULTS = Path(__file__).parent / "results"
 _HEADER = (
     "| layout | compiles | act ops | update ops | update bytes | all-reduce | all-gathers | "
-    "peak HBM | act | update | acting | learning | cores/host | bound by |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n"
+    "peak HBM | act | update | replay | acting | learning | CPUs/host | frames/s | bound by |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n"
 )
 
 
@@ -80,12 +80,15 @@ def _provenance() -> dict[str, Any]:
 
 def _markdown(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    least, most = plan.STEPS_PER_CORE
     text = (
         "# Presets compiled for TPU slices\n\n"
         f"Made by `{results['command']}` on {results['date']} with {versions}, on a CPU-only "
         "machine. Operations, bytes and peak memory are of one device, by the compiler; times and "
         "frames/s (of the whole slice) are estimates: rooflines of those counts and the chip's "
-        f"peaks. CPU cores assume {plan.STEPS_PER_CORE:,.0f} EnvPool steps/s for each.\n"
+        "peaks, the work of a replay in host memory, and actors that wait for their environments. "
+        f"Assumed are {least:,.0f} to {most:,.0f} EnvPool steps/s on each CPU; ranges follow from "
+        "that. Of devices that act and learn, 80% is counted.\n"
     )
     for made in results["plans"]:
         text += (
@@ -102,8 +105,8 @@ def _markdown(results: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any], made: dict[str, Any]) -> list[str]:
     if row["refused"]:
-        return [row["layout"], f"no: {row['refused']}", *[""] * 12]
-    act, update, rates = row["act"], row["update"], row["estimate"]
+        return [row["layout"], f"no: {row['refused']}", *[""] * 14]
+    act, update, rates, best = row["act"], row["update"], row["estimate"], row["at_best"]
     changes = f" with `{row['changes']}`" if row["changes"] else ""
     return [
         row["layout"],
@@ -116,11 +119,17 @@ def _cells(row: dict[str, Any], made: dict[str, Any]) -> list[str]:
         f"{si(row['hbm'], 'B')} of {si(made['hbm_bytes'], 'B')}",
         f"{rates['act_seconds'] * 1e3:.3g} ms",
         f"{rates['update_seconds'] * 1e3:.3g} ms ({rates['update_bound']})",
-        si(rates["acting"]),
-        si(rates["learning"]),
-        f"{rates['cores_per_host']:,.0f}",
-        rates["bound"],
+        f"{rates['replay_seconds'] * 1e3:.3g} ms",
+        _range(rates["acting"], best["acting"]),
+        _range(rates["learning"], best["learning"]),
+        f"{best['cores_per_host']:,.0f} to {rates['cores_per_host']:,.0f}",
+        _range(rates["frames"], best["frames"]),
+        " to ".join(dict.fromkeys((rates["bound"], best["bound"]))),
     ]
+
+
+def _range(least: float, most: float) -> str:
+    return " to ".join(dict.fromkeys((si(least), si(most))))
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def estimate(work: Work, topology: Topology, machine: Machine) -> Estimate:
     parts["replay"] = on_device + on_host
     # From here on: agent steps/s of one host.
     devices = len(topology.inference) * work.num_envs / act_seconds
+    undisturbed = work.actors_per_device * devices
     learning = work.steps_per_update / (update_seconds + on_device)
     # A shared device spends, for each step, the time of acting and then that of learning.
     if topology.is_shared:
@@ -112,7 +113,9 @@ def estimate(work: Work, topology: Topology, machine: Machine) -> Estimate:
     if on_host:
         learning = min(learning, work.steps_per_update / on_host)
     environments = chip.cpus * machine.steps_per_core
-    acting, held_up = _acting(devices, work.actors_per_device, environments)
+    # An actor acts, then waits for its environments, which have its share of the CPUs.
+    in_turns = 1 / (1 / undisturbed + 1 / environments)
+    acting, waits = min(devices, in_turns), in_turns < devices and environments < undisturbed
     frames = machine.frame_skip * chip.hosts
     return Estimate(
         act_seconds=act_seconds,
@@ -123,24 +126,9 @@ def estimate(work: Work, topology: Topology, machine: Machine) -> Estimate:
         learning=learning * frames,
         environments=environments * frames,
         frames=min(acting, learning) * frames,
-        bound="learning" if learning <= acting else "environments" if held_up else "acting",
+        bound="learning" if learning <= acting else "environments" if waits else "acting",
         cores_per_host=min(devices, learning) / machine.steps_per_core,
     )
-
-
-def _acting(devices: float, actors: int, environments: float) -> tuple[float, bool]:
-    """Steps/s that actors reach, and whether they wait for their environments for most of the time.
-
-    Args:
-      devices: steps/s of inference devices that are never idle.
-      actors: those on each device.
-      environments: steps/s of CPUs that are never idle.
-    """
-    # Of its device, an actor has the time of ``devices``, if it has it alone; then its environments
-    # step, on its share of the CPUs, while other actors use the device.
-    alone = actors * devices
-    in_turns = 1 / (1 / alone + 1 / environments)
-    return min(devices, in_turns), in_turns < devices and environments < alone
 
 
 def _host_seconds(work: Work, chip: Slice, num_learners: int) -> float:

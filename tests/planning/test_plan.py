@@ -205,6 +205,24 @@ def test_replay_on_the_device_takes_memory() -> None:
     assert min(inspect(read).hbm, inspect(write).hbm) > least
 
 
+def test_a_replay_that_does_not_fit_is_refused() -> None:
+    topology = Topology.split(1, jax.devices()[:3])
+    machines = (Machine(tpu_slices.parse("v5e-8"), 1, 1e3),) * 2
+    rows = []
+    for capacity in (1_000, 40_000_000):
+        config = tiny("r2d2-catch")
+        assert isinstance(config, R2D2Config)
+        replay = dataclasses.replace(config.replay, storage="device", capacity=capacity)
+        config = dataclasses.replace(config, replay=replay)
+        spec = probe(default_make_env(config))
+        rows.append(plan._row(algorithms.of(config), config, spec, topology, machines, {}))
+    small, large = rows
+    assert small.refused is None and small.estimate is not None
+    assert 0 < small.estimate.replay_seconds < 1e-3
+    assert large.estimate is None and large.hbm > 16 * 2**30
+    assert "of the 16 GiB of a device" in str(large.refused)
+
+
 # Reading the compiler
 
 
@@ -272,6 +290,11 @@ def test_shared_devices_do_both_in_turn() -> None:
     act_calls = steps / (8 * num_envs)
     seconds = rates.update_seconds + act_calls * rates.act_seconds
     assert rates.acting == rates.learning == pytest.approx(0.8 * steps / seconds)
+    # While an actor's environments step, its device learns and acts for another.
+    act_rate = 2 * 8 * num_envs / rates.act_seconds
+    slow = estimate(work, Topology.shared(jax.devices()), machine._replace(steps_per_core=100.0))
+    assert slow.acting == pytest.approx(1 / (1 / act_rate + 1 / 9600))
+    assert slow.bound == "environments"
 
 
 def test_two_actors_do_not_keep_a_device_busy_that_waits_for_environments() -> None:
