@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         _COMMANDS[name](words[1:])
     except ConfigError as error:
-        output.say_error(str(error))
+        output.say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(options.WRONG_INPUT)
     except (StallError, HostError) as error:
         output.say_error(str(error))
