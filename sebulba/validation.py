@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 
 class ConfigError(ValueError):
     """A config that cannot work. The message names the value, the rule and the remedy."""
@@ -46,7 +44,8 @@ class Fields:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
+    # Of NumPy or JAX, neither of which is imported here: the command line's help is quick.
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

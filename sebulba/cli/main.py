@@ -46,7 +46,7 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        output.say_error(str(error))
+        output.say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(options.WRONG_INPUT)
     except (StallError, HostError) as error:
         output.say_error(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ class EnvPoolEnv:
 
     Observations of float64 become float32. Rewards are those of the environment, never clipped.
     The discount is 0 on termination and 1 on truncation. If EnvPool does not say which of the two
-    ended an episode at its time limit, it counts as truncation.
+    ended an episode at its time limit, it counts as truncation. A warning says so where EnvPool is
+    known to ignore the seed.
 
     Atari games (any environment with sticky actions) follow one of the protocols ``"machado"`` and
     ``"impala"`` of ``sebulba.envs.atari``. Observations are single frames, uint8 ``[B, 84, 84]``.
@@ -79,7 +81,16 @@ class EnvPoolEnv:
         import envpool
 
         # Checked before the pool is made, because making one may write files (VizDoom does).
-        envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
+        native = envpool.make_spec(env_id, **native_options)
+        envpool_spec.check_supported(env_id, native)
+        if envpool_spec.ignores_seed(env_id, native):
+            warnings.warn(
+                f"the episodes of {env_id} are the same for every seed in EnvPool 1.2.5: as long "
+                "as environments take the same actions, they are copies of each other. A spread "
+                "over seeds says nothing about chance in them. Choose another environment where "
+                "that matters.",
+                stacklevel=2,
+            )
         self._pool: Any = envpool.make_gymnasium(
             env_id,
             num_envs=num_envs,

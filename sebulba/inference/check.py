@@ -31,7 +31,8 @@ class TimestepCheck:
         """``spec`` says what the environments should return."""
         self.steps = 0
         self._spec = spec
-        self._form: Any = None  # Of the last timestep that was compared with the spec.
+        self._forms: Any = None  # Of the last timestep that was compared with the spec.
+        self._tree: Any = None
         self._floats: list[int] = []  # Which of its arrays may hold what is not finite.
         self._started: Any = None  # Where ``first`` was set in the last timestep; None if nowhere.
 
@@ -60,19 +61,20 @@ class TimestepCheck:
         self.steps += 1
 
     def _check(self, timestep: Timestep, when: str) -> None:
-        # This is called in each step, and so the arrays are compared with the spec only where they
-        # differ from the last ones.
+        # Called in each step, so it takes as few calls of NumPy as it can. The arrays are compared
+        # with the spec only where their form differs from that of the last ones.
         leaves, tree = jax.tree.flatten(timestep)
         forms = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
-        if (tree, forms) != self._form:
+        if forms != self._forms or tree != self._tree:
             check_timestep(timestep, self._spec, when)
-            self._form = tree, forms
+            self._forms, self._tree = forms, tree
             inexact = [jnp.issubdtype(leaf.dtype, np.inexact) for leaf in leaves]
             self._floats = np.flatnonzero(inexact).tolist()
         for index in self._floats:
-            if not np.isfinite(leaves[index]).all():
-                _refuse_infinite(timestep, index, when)
-        if timestep.first.any():
+            leaf = leaves[index]
+            if np.count_nonzero(np.isfinite(leaf)) < leaf.size:
+                _refuse_infinite(timestep, when)
+        if np.count_nonzero(timestep.first):
             _check_starts(timestep, self._started, when)
             self._started = np.array(timestep.first)  # A copy, since some use their arrays again.
         else:
@@ -168,36 +170,40 @@ def _is_numeric(dtype: Any) -> bool:
 def _check_starts(timestep: Timestep, before: Any, when: str) -> None:
     """Check the environments whose episodes start; ``before`` is where they did a step ago."""
     first = timestep.first
-    for name, array, due in (
-        ("reward", timestep.reward, 0),
-        ("discount", timestep.discount, 1),
-    ):
-        wrong = first & (np.asarray(array) != due)
-        if wrong.any():
-            raise ConfigError(
-                f"the {name} of {_named(wrong)} is {_first_of(array, wrong)} {when}, where an "
-                f"episode starts: it must be {due} there, since nothing is learned from what "
-                f"arrives with first. {_AUTO_RESET}"
-            )
-    if before is not None and (again := first & before).any():
+    if np.count_nonzero(timestep.reward[first]):
+        _refuse_start("reward", timestep.reward, 0, first, when)
+    if np.count_nonzero(timestep.discount[first] != 1):
+        _refuse_start("discount", timestep.discount, 1, first, when)
+    if before is not None and np.count_nonzero(first & before):
         raise ConfigError(
-            f"the first of {_named(again)} is True {when} as in the one before, which is an "
-            f"episode of no steps: an episode needs one. {_AUTO_RESET}"
+            f"the first of {_named(first & before)} is True {when} as in the one before, which is "
+            f"an episode of no steps: an episode needs one. {_AUTO_RESET}"
         )
 
 
-def _refuse_infinite(timestep: Timestep, index: int, when: str) -> None:
-    """Raise the error about the leaf ``index`` of ``timestep``, which is not finite."""
-    path, array = jax.tree_util.tree_leaves_with_path(timestep)[index]
-    array = np.asarray(array)
-    wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-    name = jax.tree_util.keystr(path).removeprefix(".")
-    values = array[wrong]
+def _refuse_start(name: str, array: Any, due: int, first: Any, when: str) -> None:
+    """Raise the error about the field ``name``, which is not ``due`` where an episode starts."""
+    wrong = first & (np.asarray(array) != due)
     raise ConfigError(
-        f"the {name} of {_named(wrong)} is {values[~np.isfinite(values)][0]} {when}: it must be "
-        "finite, or the parameters would not stay so. Correct the environment, or replace such "
-        "numbers there."
+        f"the {name} of {_named(wrong)} is {np.asarray(array)[wrong][0]} {when}, where an episode "
+        f"starts: it must be {due} there, since nothing is learned from what arrives with first. "
+        f"{_AUTO_RESET}"
     )
+
+
+def _refuse_infinite(timestep: Timestep, when: str) -> None:
+    """Raise the error about the first array of ``timestep`` that is not finite, if there is one."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(timestep):
+        array = np.asarray(leaf)
+        finite = np.isfinite(array)
+        if not finite.all():
+            name = jax.tree_util.keystr(path).removeprefix(".")
+            wrong = ~finite.reshape(len(array), -1).all(axis=1)
+            raise ConfigError(
+                f"the {name} of {_named(wrong)} is {array[~finite][0]} {when}: it must be finite, "
+                "or the parameters would not stay so. Correct the environment, or replace such "
+                "numbers there."
+            )
 
 
 def _named(envs: np.ndarray[Any, Any]) -> str:
@@ -206,7 +212,3 @@ def _named(envs: np.ndarray[Any, Any]) -> str:
     if len(numbers) == 1:
         return f"environment {numbers[0]}"
     return f"environments [{', '.join(map(str, numbers[:8]))}{', ...' if len(numbers) > 8 else ''}]"
-
-
-def _first_of(array: Any, envs: np.ndarray[Any, Any]) -> Any:
-    return np.asarray(array)[envs][0]

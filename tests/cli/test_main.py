@@ -10,6 +10,7 @@ import pytest
 from command_line import assert_refused, call
 
 from sebulba.runners import training
+from sebulba.validation import ConfigError
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["-h"], 0), ([], 2)])
@@ -39,6 +40,18 @@ def test_an_interrupt_says_how_to_go_on(
     monkeypatch.setattr(training, "train", interrupted)
     assert call(["train", "vtrace-catch", "--out", "run"]) == 130
     assert "nothing was saved" in capfd.readouterr().out
+
+
+def test_an_error_says_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(_: object) -> None:
+        error = ConfigError("the environment is faulty.")
+        error.add_note("in thread actor-1")
+        raise error
+
+    monkeypatch.setattr(training, "train", refuses)
+    assert_refused(["train", "vtrace-catch"], ["is faulty.", "in thread actor-1"], capfd)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["eval", "--help"], ["pod", "--help"]])

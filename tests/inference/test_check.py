@@ -10,7 +10,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import ConfigError, envs
-from sebulba.inference.check import check_timestep, checked_spec
+from sebulba.inference.check import TimestepCheck, check_timestep, checked_spec
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 
 B = 3
@@ -90,3 +90,14 @@ def test_a_spec_gets_the_dtypes_that_jax_has() -> None:
 def test_a_spec_of_other_things_than_numbers_is_refused(observation: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         checked_spec(SPEC._replace(observation=observation))
+
+
+def test_huge_numbers_are_finite() -> None:
+    check = TimestepCheck(SPEC)
+    check.reset(GOOD)
+    largest = np.full(B, np.finfo(np.float32).max)
+    check.step(GOOD._replace(reward=largest, first=np.zeros(B, bool)))
+    with pytest.raises(ConfigError, match=r"reward of environment 1 is inf in step 2"):
+        reward = np.array([0, np.inf, 0], np.float32)
+        nothing = np.zeros(B, np.float32)
+        check.step(GOOD._replace(reward=reward, discount=nothing, first=np.zeros(B, bool)))
