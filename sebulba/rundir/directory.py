@@ -188,7 +188,8 @@ class RunDirectory:
     def write(self, row: Mapping[str, float | int | None]) -> None:
         """Write one row of metrics; only the primary host does."""
         if self._metrics is not None:
-            self._metrics.write(row)
+            with self._noting():
+                self._metrics.write(row)
 
     def save(self, turn: int, state: Any, params: Params, counts: Counts) -> Path | None:
         """Start writing a checkpoint.
@@ -198,14 +199,16 @@ class RunDirectory:
         """
         if self._checkpoints is None:
             return None
-        self._checkpoints.save(turn, state, params, counts)
+        with self._noting():
+            self._checkpoints.save(turn, state, params, counts)
         self._last_saved = turn
         return self.replay(turn)
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if any."""
         if self._checkpoints is not None:
-            self._checkpoints.check()
+            with self._noting():
+                self._checkpoints.check()
         if self._last_saved is not None:
             self._remove_old_replays()
 
@@ -227,7 +230,7 @@ class RunDirectory:
         # The callbacks run in reverse order, each even if another one raises: unlocking is last.
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
-        with contextlib.ExitStack() as stack:
+        with self._noting(), contextlib.ExitStack() as stack:
             stack.callback(self._unlock)
             if self._last_saved is not None:
                 stack.callback(self._remove_old_replays)
@@ -235,6 +238,18 @@ class RunDirectory:
                 stack.callback(metrics.close)
             if checkpoints is not None:
                 stack.callback(checkpoints.close)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Add to an error inside, such as that of a full disk, where it was and what is left."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(
+                f"while writing to the run directory {self._config.out}: its complete checkpoints "
+                "stay. Make room there, and go on from the newest with --resume."
+            )
+            raise
 
     def _unlock(self) -> None:
         held, self._lock = self._lock, None
