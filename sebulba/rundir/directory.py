@@ -77,7 +77,8 @@ class RunDirectory:
                     self._claim(config.out)
             place.check_shared(config.out)
             if config.resume:
-                check_resumable(config, algorithm)
+                with refusing_together():
+                    check_resumable(config, algorithm)
                 self._checkpoints = self._open_checkpoints(config.out)
                 undo.callback(self._checkpoints.close)
                 _check_unfinished(self._checkpoints, config)
@@ -156,9 +157,10 @@ class RunDirectory:
         if out is None:
             return
         with _writable(out):
-            if is_primary():
-                _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
-                self._metrics = MetricsWriter(out, steps if self._config.resume else None)
+            with refusing_together():
+                if is_primary():
+                    _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
+                    self._metrics = MetricsWriter(out, steps if self._config.resume else None)
             # A resumed run has opened them already, to find its newest checkpoint.
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
             if self._damaged:
