@@ -63,8 +63,10 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Write what is buffered; may be called more than once."""
-        self._file.close()
-        self._tensorboard.close()
+        try:
+            self._file.close()
+        finally:
+            self._tensorboard.close()
 
     def __enter__(self) -> Self:
         return self

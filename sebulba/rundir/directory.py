@@ -85,7 +85,8 @@ class RunDirectory:
                     self._claim(config.out)
             place.check_shared(config.out)
             if config.resume:
-                check_resumable(config, algorithm)
+                with refusing_together():
+                    check_resumable(config, algorithm)
                 self._checkpoints = self._open_checkpoints(config.out)
                 undo.callback(self._checkpoints.close)
                 _check_unfinished(self._checkpoints, config)
@@ -165,9 +166,10 @@ class RunDirectory:
         if out is None:
             return
         with _writable(out):
-            if is_primary():
-                _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
-                self._metrics = MetricsWriter(out, steps if self._config.resume else None)
+            with refusing_together():
+                if is_primary():
+                    _write_atomically(out / _CONFIG, to_json(self._config, self._algorithm))
+                    self._metrics = MetricsWriter(out, steps if self._config.resume else None)
             # A resumed run has opened them already, to find its newest checkpoint.
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
             if self._damaged:
@@ -197,7 +199,8 @@ class RunDirectory:
     def write(self, row: Mapping[str, float | int | None]) -> None:
         """Write one row of metrics; only the primary host does."""
         if self._metrics is not None:
-            self._metrics.write(row)
+            with self._noting():
+                self._metrics.write(row)
 
     def save(
         self, turn: int, state: Any, params: Params, counts: Counts, previous: Params | None = None
@@ -209,14 +212,16 @@ class RunDirectory:
         """
         if self._checkpoints is None:
             return None
-        self._checkpoints.save(turn, state, params, counts, previous)
+        with self._noting():
+            self._checkpoints.save(turn, state, params, counts, previous)
         self._last_saved = turn
         return self.replay(turn)
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if any."""
         if self._checkpoints is not None:
-            self._checkpoints.check()
+            with self._noting():
+                self._checkpoints.check()
         if self._last_saved is not None:
             self._remove_old_replays()
 
@@ -238,7 +243,7 @@ class RunDirectory:
         # The callbacks run in reverse order, each even if another one raises: unlocking is last.
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
-        with contextlib.ExitStack() as stack:
+        with self._noting(), contextlib.ExitStack() as stack:
             stack.callback(self._unlock)
             if self._last_saved is not None:
                 stack.callback(self._remove_old_replays)
@@ -246,6 +251,18 @@ class RunDirectory:
                 stack.callback(metrics.close)
             if checkpoints is not None:
                 stack.callback(checkpoints.close)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Add to an error inside, such as that of a full disk, where it was and what is left."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(
+                f"while writing to the run directory {self._config.out}: its complete checkpoints "
+                "stay. Make room there, and go on from the newest with --resume."
+            )
+            raise
 
     def _unlock(self) -> None:
         held, self._lock = self._lock, None

@@ -19,6 +19,18 @@ from sebulba import CheckpointConfig, ConfigError
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoint_turns, checkpoints_in
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("nothing_left_behind"),
+]
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """Orbax leaves what it was reading when it failed; in another test it would be seen."""
+    yield
+    gc.collect()
+
 
 class State(NamedTuple):
     params: dict[str, jax.Array]
@@ -72,7 +84,6 @@ def damaged_in_turn(
         path.write_bytes(before)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_noticed_and_not_taken_for_another_config(
     damage: str, tmp_path: Path
@@ -95,7 +106,6 @@ def test_a_damaged_file_is_noticed_and_not_taken_for_another_config(
                     # Orbax does not need every file.
                     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert refused > 5
-    gc.collect()  # Here, Orbax leaves behind what it was reading; in another test it would be seen.
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

@@ -49,6 +49,19 @@ def test_the_mark_is_removed_where_all_see_it(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_the_primary_cannot_write_is_refused_on_all_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(mine: np.ndarray) -> np.ndarray:
+        return np.stack([np.ones_like(mine), mine])  # Host 0 has failed.
+
+    with RunDirectory(tiny(out=tmp_path), "vtrace") as directory, monkeypatch.context() as host_1:
+        host_1.setattr("sebulba.devices.distributed.gather", gather)
+        host_1.setattr("sebulba.rundir.directory.is_primary", lambda: False)
+        with pytest.raises(ConfigError, match=r"host\(s\) \[0\] could not start"):
+            directory.begin(0)
+
+
 def hosts(tmp_path: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
     """``sebulba train`` on two hosts, each with a working directory of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
+from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tensorboard_steps, tiny
 
 import sebulba
 from sebulba import CheckpointConfig, ConfigError, VTraceConfig, algorithms
@@ -250,6 +250,43 @@ def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         checkpoints.close()
     assert Checkpointer(tmp_path).turns() == [1]
+
+
+@pytest.mark.parametrize("what", ["rows", "checkpoints"])
+def test_a_full_disk_ends_the_run_and_leaves_its_checkpoints(what: str, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(update: int) -> None:
+        if update == 21:  # Checkpoints are written by then, and rows are longer than that.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+
+    rows = what == "rows"
+    config = tiny(
+        total_steps=LONG,
+        out=tmp_path,
+        log_every=1 if rows else 10**6,
+        checkpoint=CheckpointConfig(interval=10**6 if rows else 5, max_to_keep=1),
+    )
+    if rows:
+        run(tiny(total_steps=200, out=tmp_path))
+        config = dataclasses.replace(config, resume=True)
+    before = len(rows_of(tmp_path)) if rows else 0
+    started = time.monotonic()
+    try:
+        with pytest.raises(Exception) as caught:
+            run(config, algorithm=hooked_learner(fill))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert time.monotonic() - started < 2 * SECONDS
+    assert f"writing to the run directory {tmp_path}" in notes(caught)
+    with Checkpointer(checkpoints_in(tmp_path)) as saved:
+        latest = saved.latest()
+        assert latest is not None and saved.counts(latest)["updates"] <= 30
+    more = dataclasses.replace(config, resume=True, total_steps=1000, log_every=2)
+    assert run(more).updates > latest
+    steps = [row["steps"] for row in rows_of(tmp_path)]
+    assert steps == sorted(set(steps)) and len(steps) > before
+    assert tensorboard_steps(tmp_path) == steps
 
 
 def test_actors_stop_within_one_step_of_their_environment() -> None:
