@@ -187,6 +187,9 @@ def main(name: str, number: int) -> None:
     import faults_hosts  # noqa: F401
     from fault import FAULTS as known  # This module has two names: the one above has none.
 
+    # Shells have the one ignored in what they start in the background, and nohup the other.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     noticed = known[name].run(random.Random(f"{name} {number}"))
     print(json.dumps({"noticed": noticed}))
 
