@@ -182,7 +182,7 @@ def signalled(chance: random.Random, number: int) -> float:
     NOTHING,
 )
 def ctrl_c_early(chance: random.Random) -> float:
-    with sebulba(*small("--env", "CartPole-v1"), JAX_COMPILATION_CACHE_DIR="") as run:
+    with sebulba(*small("--env", "CartPole-v1"), JAX_COMPILATION_CACHE_DIR="cache") as run:
         run.wait_for(lambda: _imports_jax(run.process.pid))
         time.sleep(chance.uniform(0.2, 1.0))
         run.send(signal.SIGINT)
@@ -204,7 +204,7 @@ def ctrl_c_compiling(chance: random.Random) -> float:
     patch += "kept = compiler.backend_compile_and_load\n"
     patch += "def compiled(*a, **k):\n    print('compiles', flush=True); return kept(*a, **k)\n"
     patch += "compiler.backend_compile_and_load = compiled\n"
-    with trained(patch, "", JAX_COMPILATION_CACHE_DIR="/nonexistent") as run:
+    with trained(patch, "", JAX_COMPILATION_CACHE_DIR="cache") as run:
         run.wait_for(lambda: run.text().count("compiles") > chance.randrange(3, 30))
         run.send(signal.SIGINT)
         return run.end(35, code=(1, 130, -2))
