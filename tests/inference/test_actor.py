@@ -381,7 +381,8 @@ def test_the_environment_is_closed_and_a_failure_says_where_it_was() -> None:
     with pytest.raises(OSError, match="crashed") as error, rig.running() as get:
         for _ in range(3):
             get()
-    assert error.value.__notes__ == [f"in thread actor-0 on device {rig.device}, unroll 9"]
+    note = f"in thread actor-0 on device {rig.device}, unroll 9, after 11 steps"
+    assert error.value.__notes__ == [note]
     assert rig.env.closed
 
 
