@@ -310,9 +310,10 @@ def _hangs(chance: random.Random) -> str:
 def environment_hangs(chance: random.Random) -> float:
     with trained(_hangs(chance), "make_env=HookedEnvs(on_step=hook)") as run:
         run.says("hangs")
-        seconds = run.end(30, code=1)
+        # By the exception, or by the watchdog if the actor is waited for longer than that allows.
+        seconds = run.end(30, code=(1, 75))
         assert re.search(
-            r"StallError: nothing has moved for \d+ s: actor-\d has been stepping", run.text()
+            r"nothing has moved for \d+ s: actor-\d has been stepping", run.text()
         )
         return seconds
 

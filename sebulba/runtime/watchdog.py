@@ -216,11 +216,11 @@ class Watchdog:
         self.error = error
         if not self._ended.wait(self._grace_seconds):
             self._end_process(
-                f"the run has not ended by itself after this: {error}", exit_code(error)
+                f"the run has not ended by itself: {error}", exit_code(error)
             )
 
     def _end_process(self, why: str, code: int) -> None:
-        _print(f"{why}; the process ends, and its last complete checkpoint stays")
+        _print(f"{why}\nThe process ends. The last complete checkpoint stays.")
         self._hosts.fail(why, code)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
