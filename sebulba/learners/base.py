@@ -85,7 +85,11 @@ class Learner(abc.ABC):
         return {}
 
     def save_replay(self, path: Path) -> None:
-        """Start writing what the learner keeps besides its state to the directory ``path``."""
+        """Start writing what the learner keeps besides its state to the directory ``path``.
+
+        The directory must have this name only when it is complete. Those of earlier turns beside it
+        are removed once it and the checkpoint of its turn are.
+        """
         return None
 
     def load_replay(self, path: Path) -> str | None:
