@@ -81,9 +81,8 @@ class EnvPoolEnv:
         import envpool
 
         # Checked before the pool is made, because making one may write files (VizDoom does).
-        native = envpool.make_spec(env_id, **native_options)
-        envpool_spec.check_supported(env_id, native)
-        if envpool_spec.ignores_seed(env_id, native):
+        envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
+        if envpool_spec.ignores_seed(env_id):
             warnings.warn(
                 f"the episodes of {env_id} are the same for every seed in EnvPool 1.2.5: as long "
                 "as environments take the same actions, they are copies of each other. A spread "

@@ -17,8 +17,9 @@ from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec
 _PREFIX = "obs:"
 
 # Found in EnvPool 1.2.5: whatever their seeds, all environments of a batch start alike and stay so
-# for as long as they get the same actions, although chance has a part in the originals.
-_DEAF_FAMILIES = {"MyoSuiteEnvSpec"}
+# for as long as they get the same actions, although chance has a part in the originals. Of MyoSuite
+# these are the ids in lower case without "Fixed": MyoHandMugRandom-v0 and the like heed their seed.
+_DEAF_MYOSUITE = re.compile(r"(myo|motor)(?!.*Fixed).*")
 _DEAF = re.compile(
     r"(exit|intersection|lanekeeping|racetrack|racetracklarge|racetrackoval|roundabout|twoway|uturn"
     r"|cvrp|searchandrescue|sokoban)v\d+"
@@ -47,11 +48,11 @@ def is_atari(native: Any) -> bool:
     return hasattr(native.config, "repeat_action_probability")
 
 
-def ignores_seed(env_id: str, native: Any) -> bool:
+def ignores_seed(env_id: str) -> bool:
     """Whether the episodes of an environment are known not to depend on its seed."""
     # Most ids have an alias in other letters or with the name of their family in front.
-    name = env_id.rpartition("/")[2].lower().replace("-", "")
-    return type(native).__name__ in _DEAF_FAMILIES or bool(_DEAF.fullmatch(name))
+    name = env_id.rpartition("/")[2]
+    return bool(_DEAF_MYOSUITE.fullmatch(name) or _DEAF.fullmatch(name.lower().replace("-", "")))
 
 
 def native_action(native: Any) -> ArraySpec:

@@ -14,6 +14,8 @@ from sebulba.types import DiscreteSpec
 
 DEAF = [
     "myoHandReachRandom-v0",
+    "MyoSuite/motorFingerPoseRandom-v0",
+    "myoChallengeBaodingP1-v1",
     "Exit-v0",
     "intersection-v0",
     "lane-keeping-v0",
@@ -25,8 +27,20 @@ DEAF = [
     "SearchAndRescue-v0",
     "Sokoban-v0",
 ]
-HEARING = ["CartPole-v1", "Merge-v0", "TSP-v1", "HalfCheetah-v4", "Blackjack-v1"]
-FIXED = ["CliffWalking-v1", "MiniGrid-Empty-5x5-v0"]
+HEARING = [
+    "CartPole-v1",
+    "Merge-v0",
+    "TSP-v1",
+    "HalfCheetah-v4",
+    "Blackjack-v1",
+    "MyoHandMugRandom-v0",
+]
+FIXED = [
+    "CliffWalking-v1",
+    "MiniGrid-Empty-5x5-v0",
+    "motorFingerPoseFixed-v0",
+    "MyoHandMugFixed-v0",
+]
 """Deterministic by their rules, whatever their seed."""
 
 
