@@ -312,9 +312,7 @@ def environment_hangs(chance: random.Random) -> float:
         run.says("hangs")
         # By the exception, or by the watchdog if the actor is waited for longer than that allows.
         seconds = run.end(30, code=(1, 75))
-        assert re.search(
-            r"nothing has moved for \d+ s: actor-\d has been stepping", run.text()
-        )
+        assert re.search(r"nothing has moved for \d+ s: actor-\d has been stepping", run.text())
         return seconds
 
 

@@ -260,7 +260,7 @@ def object_store(chance: random.Random) -> float:
 )
 def resume_with_other_options(chance: random.Random) -> None:
     finished_run()
-    resumes("--no-optimizer.decay-to-zero", "--batch-size", "48", "--envs-per-actor", "48")
+    resumes("--optimizer.no-decay-to-zero", "--batch-size", "48", "--envs-per-actor", "48")
 
 
 @fault(

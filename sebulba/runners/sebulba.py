@@ -27,11 +27,15 @@ from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
 from sebulba.types import Params, Unroll
 
 
+MAX_ROWS = 10_000
+"""Rows of metrics that a run keeps in memory, so that one of weeks does not fill it."""
+
+
 class SebulbaRun:
     """One run on one host. ``run`` trains in the thread that calls it, and starts the actors'.
 
     Attributes:
-      rows: the rows of metrics so far.
+      rows: the last ``MAX_ROWS`` rows of metrics.
       updates: updates so far, including those before a resume.
     """
 
@@ -45,7 +49,7 @@ class SebulbaRun:
         self._topology = topology
         self._learner = parts.learner
         self._directory = directory
-        self.rows: list[Row] = []
+        self.rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self._state, self._turn, counts, self._previous = start
         self._logged_turn = self._turn
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.

@@ -32,7 +32,7 @@ class TrainResult:
 
     Attributes:
       params: the last parameters, on the first learner device.
-      metrics: the rows of ``metrics.jsonl`` that this call produced.
+      metrics: the rows of ``metrics.jsonl`` that this call produced, the last 10,000 of them.
       agent: acts with ``params``. V-trace's samples actions, R2D2's takes the best one.
       make_env: makes the environments that ``agent`` was trained in.
       config: the config of the run.
@@ -107,7 +107,7 @@ def train(
         distributed.agree(config, algorithm.name, topology.layout)
         run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
     result = TrainResult(
-        run.local_params(), run.rows, parts.agent, parts.make_env, config, run.updates
+        run.local_params(), list(run.rows), parts.agent, parts.make_env, config, run.updates
     )
     if run.interrupted():
         raise Interrupted(result)

@@ -215,9 +215,7 @@ class Watchdog:
         """Have the run end by ``error``, or the process if the run does not."""
         self.error = error
         if not self._ended.wait(self._grace_seconds):
-            self._end_process(
-                f"the run has not ended by itself: {error}", exit_code(error)
-            )
+            self._end_process(f"the run has not ended by itself: {error}", exit_code(error))
 
     def _end_process(self, why: str, code: int) -> None:
         _print(f"{why}\nThe process ends. The last complete checkpoint stays.")
