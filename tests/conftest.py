@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +40,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """What another process is still writing to the cache cannot be read, and is compiled here."""
     ignored = "ignore:Error reading persistent compilation cache entry"
     config.addinivalue_line("filterwarnings", ignored)
+
+
+@pytest.fixture
+def orbax_may_fail() -> Iterator[None]:
+    """For tests in which Orbax fails: what it then leaves behind, nobody awaits or retrieves.
+
+    It is collected here, or another test would be blamed for it.
+    """
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 def _started() -> set[threading.Thread]:

@@ -26,7 +26,6 @@ from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
 from sebulba.types import Params, Unroll
 
-
 MAX_ROWS = 10_000
 """Rows of metrics that a run keeps in memory, so that one of weeks does not fill it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,17 +18,7 @@ from sebulba import CheckpointConfig, ConfigError
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.directory import checkpoint_turns, checkpoints_in
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("nothing_left_behind"),
-]
-
-
-@pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
-    """Orbax leaves what it was reading when it failed; in another test it would be seen."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("orbax_may_fail")
 
 
 class State(NamedTuple):

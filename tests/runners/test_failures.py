@@ -233,6 +233,7 @@ def test_checkpoint_fails_in_the_background(
         run(tiny(total_steps=2000, out=tmp_path, log_every=10**6), slow=slow)
 
 
+@pytest.mark.usefixtures("orbax_may_fail")
 def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
     state = {"weights": jnp.arange(1_000_000.0)}
     checkpoints = Checkpointer(tmp_path, max_to_keep=1)
@@ -252,6 +253,7 @@ def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> 
     assert Checkpointer(tmp_path).turns() == [1]
 
 
+@pytest.mark.usefixtures("orbax_may_fail")
 @pytest.mark.parametrize("what", ["rows", "checkpoints"])
 def test_a_full_disk_ends_the_run_and_leaves_its_checkpoints(what: str, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
