@@ -184,6 +184,7 @@ def resumes(*words: str, preset: str = "vtrace-catch", out: str = RUN, pod: int 
 def main(name: str, number: int) -> None:
     import faults  # noqa: F401
     import faults_disk  # noqa: F401
+    import faults_envs  # noqa: F401
     import faults_hosts  # noqa: F401
     from fault import FAULTS as known  # This module has two names: the one above has none.
 

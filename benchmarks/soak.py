@@ -4,10 +4,10 @@
     python benchmarks/soak.py --faults kill_anywhere cut_checkpoint --times 2
     python benchmarks/soak.py --table                     the table of docs/reliability.md
 
-Each injection is a function of ``faults.py``, ``faults_disk.py`` or ``faults_hosts.py``. It starts
-a run, breaks something, and checks what happens: an error that says what is wrong, or correct
-training, and never a wait without end. It runs in a process of its own, which is killed if it takes
-longer than ``--limit``: that counts as a hang.
+Each injection is a function of one of the ``faults*.py``. It starts a run, breaks something, and
+checks what happens: an error that says what is wrong, or correct training, and never a wait without
+end. It runs in a process of its own, which is killed if it takes longer than ``--limit``: that
+counts as a hang.
 
 OUT.json holds every injection. Those that it has already are not repeated, so a campaign that was
 ended goes on where it was; ``--again`` starts anew.
@@ -30,6 +30,7 @@ from typing import Any
 
 import faults  # noqa: F401 (Registers them, as do the next two.)
 import faults_disk  # noqa: F401
+import faults_envs  # noqa: F401
 import faults_hosts  # noqa: F401
 import tyro
 from fault import FAULTS, Fault

@@ -1,8 +1,9 @@
 """One of two hosts that train, with a fault: ``faulty_host.py FAULT OUT HOST PORT [SECONDS]``.
 
 ``none``; ``apart``, where each has a working directory of its own; on host 1: ``raises`` in an
-environment, ``sleeps`` in one for ever, ``refuses`` the config. ``late`` and ``lead-late``: host 1
-or host 0 goes on for SECONDS after training. Any other word is none, and training has no end.
+environment, ``sleeps`` in one for ever, gets a ``wrong`` reward, ``refuses`` the config. ``late``
+and ``lead-late``: host 1 or host 0 goes on for SECONDS after training. Any other word is none, and
+training has no end.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -44,7 +45,10 @@ class FaultyCatch(envs.Catch):
             if FAULT == "sleeps":
                 print("sleeps", flush=True)
                 time.sleep(600)
-        return super().step(action)
+        timestep = super().step(action)
+        if FAULT == "wrong" and HOST == 1 and self.steps == 300:
+            return timestep._replace(reward=timestep.reward * np.nan)
+        return timestep
 
 
 def make_env(num_envs: int, seed: int) -> envs.Catch:

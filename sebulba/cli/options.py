@@ -24,11 +24,11 @@ from tyro.constructors import (
 
 from sebulba.cli import output
 from sebulba.config import Config
+from sebulba.runtime.watchdog import WRONG_INPUT
 from sebulba.validation import ConfigError
 
 T = TypeVar("T")
 
-WRONG_INPUT = 2
 UNPREFIXED = tyro.conf.arg(name="")
 """For a field that is a dataclass: its options are named as if they were the command's own."""
 _HELP = {"-h", "--help"}

@@ -35,6 +35,10 @@ def is_primary() -> bool:
     return host() == 0
 
 
+class AgreedError(ConfigError):
+    """All hosts raise it, or know which of them has raised another: none has to be told."""
+
+
 @contextlib.contextmanager
 def refusing_together() -> Iterator[None]:
     """Raise on all hosts what any of them raises inside, so that none is left waiting.
@@ -42,7 +46,7 @@ def refusing_together() -> Iterator[None]:
     All hosts must enter it, and must not wait for each other inside.
 
     Raises:
-      ConfigError: another host raised something; the message names the hosts.
+      AgreedError: another host raised something; the message names the hosts.
     """
     error: Exception | None = None
     try:
@@ -53,7 +57,7 @@ def refusing_together() -> Iterator[None]:
     if error is not None:
         raise error
     if refused.size:
-        raise ConfigError(
+        raise AgreedError(
             f"host(s) {refused.tolist()} could not start, so this one, {jax.process_index()}, does "
             "not either: their output says what is wrong. Mend it there, and start all hosts again."
         )
@@ -63,7 +67,7 @@ def agree(config: Config, algorithm: str, layout: str) -> None:
     """Check that all hosts have the same config, layout and versions of packages.
 
     Raises:
-      ConfigError: what differs, and on which hosts.
+      AgreedError: what differs, and on which hosts.
     """
     mine = {**_facts(config, algorithm), "layout": layout}
     # Names first: the arrays that ``agree_on`` gathers have one row for each name, and gathering
@@ -76,7 +80,7 @@ def agree_on(mine: Mapping[str, Any]) -> None:
     """Check that these values are the same on all hosts, which must pass the same names.
 
     Raises:
-      ConfigError: what differs, and on which hosts.
+      AgreedError: what differs, and on which hosts.
     """
     # Values of any size and type become digests of one size, which can be gathered as an array.
     everywhere = gather(np.stack([_digest(value) for value in mine.values()]))
@@ -87,7 +91,7 @@ def agree_on(mine: Mapping[str, Any]) -> None:
             if (everywhere[host, number] != everywhere[0, number]).any()
         ]
         if different:
-            raise ConfigError(
+            raise AgreedError(
                 f"{name} is not the same on all hosts: host(s) {different} differ from host 0 "
                 f"(on this host, {jax.process_index()}, it is {value}). Start every host with the "
                 "same command, versions and run directory."

@@ -10,7 +10,7 @@ from sebulba.config import Config
 from sebulba.devices import cluster, distributed
 from sebulba.devices.notices import Notices
 from sebulba.runtime.interrupt import Interrupt
-from sebulba.runtime.watchdog import Alone, HostError, Hosts, Watchdog, exit_code
+from sebulba.runtime.watchdog import WRONG_INPUT, Alone, HostError, Hosts, Watchdog, exit_code
 from sebulba.validation import ConfigError
 
 
@@ -42,16 +42,15 @@ def supervised(config: Config) -> Iterator[Supervision]:
         with interrupt.listen(), watchdog.watch():
             try:
                 yield Supervision(interrupt, watchdog)
-            except ConfigError:
-                raise  # By all hosts at once.
-            except Exception as error:
-                if distributed.num_hosts() == 1:
-                    raise
-                _share(error, hosts)
+            except distributed.AgreedError:
+                raise
+            except BaseException as error:
+                if distributed.num_hosts() > 1:
+                    _share(error, hosts)
                 raise
 
 
-def _share(error: Exception, hosts: Hosts) -> None:
+def _share(error: BaseException, hosts: Hosts) -> None:
     """Tell the other hosts of this failure, unless it is a consequence of theirs.
 
     Raises:
@@ -59,12 +58,13 @@ def _share(error: Exception, hosts: Hosts) -> None:
     """
     cluster.give_up()
     hosts.catch_up()
-    cause = hosts.first_failure()
-    if cause is not None and not isinstance(error, HostError):
+    if isinstance(error, HostError):
+        return
+    if cause := hosts.first_failure():
         raise cause from error
     error.add_note(f"on host {distributed.host()} of {distributed.num_hosts()}")
-    if not isinstance(error, HostError):
-        hosts.tell_failure(f"{type(error).__name__}: {error}", exit_code(error))
+    code = WRONG_INPUT if isinstance(error, ConfigError) else exit_code(error)
+    hosts.tell_failure(f"{type(error).__name__}: {error}", code)
 
 
 @contextlib.contextmanager

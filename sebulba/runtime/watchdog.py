@@ -16,6 +16,8 @@ from typing import Protocol
 from sebulba.runtime.activity import OTHERS, Activities
 from sebulba.runtime.interrupt import Interrupt, may_end
 
+WRONG_INPUT = 2
+"""Exit code of a command whose input is wrong."""
 STALLED = 75
 """Exit code of a run that stood still: EX_TEMPFAIL, a failure that may not happen again."""
 INTERRUPTED = 130
@@ -47,6 +49,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a program that ends by ``error``."""
     if isinstance(error, HostError):
         return error.code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
     return STALLED if isinstance(error, StallError) else 1
 
 

@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from clockwork import Clockwork
+from paths import ROOT
 from whole_runs import on, tiny, tiny_r2d2
 
 import sebulba
 from sebulba import (
-    ArraySpec,
     CheckpointConfig,
     Config,
-    DiscreteSpec,
-    EnvSpec,
     ReplayCheckpointConfig,
-    Timestep,
 )
-
-PERIOD = 5
-"""Steps from one reset to the next: the length of an unroll, so that every checkpoint is at one."""
-
-
-class Clockwork:
-    """Episodes that depend on the actions alone, and begin when an unroll does."""
-
-    def __init__(self, num_envs: int, seed: int) -> None:
-        self._num_envs = num_envs
-        self._time = 0
-        self._last = np.zeros(num_envs, np.int32)
-
-    @property
-    def spec(self) -> EnvSpec:
-        observation = ArraySpec((3,), np.dtype(np.float32))
-        return EnvSpec(observation, DiscreteSpec(3), self._num_envs)
-
-    def _timestep(self, reward: np.ndarray) -> Timestep:
-        observation = np.zeros((self._num_envs, 3), np.float32)
-        observation[:, 0], observation[:, 1] = self._time, self._last
-        observation[:, 2] = np.arange(self._num_envs)
-        first = np.full(self._num_envs, self._time == 0)
-        discount = np.full(self._num_envs, self._time != PERIOD - 1, np.float32)
-        return Timestep(observation, reward.astype(np.float32), discount, first)
-
-    def reset(self) -> Timestep:
-        self._time, self._last = 0, np.zeros(self._num_envs, np.int32)
-        return self._timestep(np.zeros(self._num_envs))
-
-    def step(self, action: np.ndarray) -> Timestep:
-        self._time = (self._time + 1) % PERIOD
-        if self._time == 0:
-            return self.reset()
-        reward = action == (self._time + self._last) % 3
-        self._last = np.array(action, np.int32)
-        return self._timestep(reward)
-
-    def close(self) -> None:
-        pass
 
 
 def vtrace(**changes: Any) -> Config:
@@ -91,3 +53,38 @@ def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: P
     names = ("update", "steps", "loss", "gradient_norm", "episodes")
     rows = [tuple(row.get(name) for name in names) for row in half.metrics + resumed.metrics]
     assert rows == [tuple(row.get(name) for name in names) for row in whole.metrics]
+
+
+def on_hosts(out: Path, hosts: int, steps: int) -> dict[str, np.ndarray]:
+    """Train in as many processes; returns the parameters and the number of updates."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    script = str(ROOT / "tests" / "exact_host.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(out), *map(str, (hosts, host, port, steps))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host in range(hosts)
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, output
+    return dict(np.load(f"{out}.npz"))
+
+
+@pytest.mark.slow
+def test_one_host_two_and_one_again_are_the_whole(tmp_path: Path) -> None:
+    whole = on_hosts(tmp_path / "whole", 1, 960)
+    for hosts, steps in ((1, 320), (2, 640), (1, 960)):
+        pieces = on_hosts(tmp_path / "pieces", hosts, steps)
+    assert pieces.keys() == whole.keys() and pieces["updates"] == whole["updates"] == 30
+    for name, expected in whole.items():
+        np.testing.assert_allclose(pieces[name], expected, rtol=0, atol=1e-5)
+    # It has learned something, of which a piece could have been lost.
+    begun = on_hosts(tmp_path / "begun", 1, 320)
+    assert max(np.abs(whole[n] - begun[n]).max() for n in whole if n != "updates") > 1e-3
