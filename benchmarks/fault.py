@@ -166,7 +166,7 @@ def steps(out: str = RUN) -> int:
 
 def resumes(*words: str, preset: str = "vtrace-catch", out: str = RUN, pod: int = 0) -> str:
     """Go on with the run for a moment; returns what was printed."""
-    from sebulba.rundir.directory import checkpoint_turns
+    from sebulba.rundir.reading import checkpoint_turns
 
     assert checkpoint_turns(Path(out))
     more = str(steps(out) + 20_000)

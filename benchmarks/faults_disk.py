@@ -273,7 +273,7 @@ def numpy_config(chance: random.Random) -> None:
     code = f"""
 import dataclasses
 from pathlib import Path
-from sebulba.rundir.directory import load_config
+from sebulba.rundir.reading import load_config
 
 def train(config):
     sebulba.train(config, topology=on(1), progress=False)

@@ -28,7 +28,7 @@ import tyro
 
 import sebulba
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
+from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runners.environments import default_make_env, probe
 from sebulba.validation import ConfigError
 

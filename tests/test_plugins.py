@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sebulba import ConfigError, algorithms, envs, plugins, presets
-from sebulba.rundir.directory import load_config
+from sebulba.rundir.reading import load_config
 
 MODULE = """
 import dataclasses, sebulba

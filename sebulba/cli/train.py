@@ -103,7 +103,7 @@ def _about(config: Config) -> str:
 
 
 def _saved(out: Path, preset: str) -> Config:
-    from sebulba.rundir.directory import load_config
+    from sebulba.rundir.reading import load_config
 
     saved = load_config(out)
     if saved.preset != preset:
@@ -121,7 +121,7 @@ def _new_directory(config: Config) -> Path:
 
 
 def _interrupted(config: Config) -> str:
-    from sebulba.rundir.directory import has_checkpoints
+    from sebulba.rundir.reading import has_checkpoints
 
     assert config.out is not None
     if not has_checkpoints(config.out):

@@ -15,7 +15,7 @@ from sebulba.algorithms import Algorithm
 from sebulba.inference import EpisodeTracker
 from sebulba.inference.check import TimestepCheck
 from sebulba.rundir.checkpoint import Checkpointer, DamagedError
-from sebulba.rundir.directory import checkpoint_turns, checkpoints_in, load_config
+from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runners.environments import default_make_env, probe, with_last_action
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError

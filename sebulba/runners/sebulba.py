@@ -65,7 +65,7 @@ class SebulbaRun:
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt, self._watchdog = supervision
         self._now = self._watchdog.activities.learner
-        self._stop = False  # Some host was, and all hosts know it.
+        self._stop = False  # A host was asked to stop, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
 
@@ -114,14 +114,17 @@ class SebulbaRun:
         return _local(self._learner.params(self._state))
 
     def interrupted(self) -> bool:
-        """Whether a host was asked to stop."""
-        return self._stop or self._interrupt.signal is not None
+        """Whether the run ended because a host was asked to stop."""
+        # Of several hosts, one that is asked after the last turn has done as much as the others.
+        alone = self._topology.num_hosts == 1
+        return self._stop or (alone and self._interrupt.signal is not None)
 
     def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
         try:
             # Compiling for the actors needs parameters on their devices.
             if self._previous is not None:
                 self._publish_as(self._turn - 1, _local(self._previous))
+                self._previous = None
             self._publish()
             self._now.set("starting the actors")
             actors = self._watchdog.activities.of_actor

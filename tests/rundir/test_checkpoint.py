@@ -16,7 +16,7 @@ from whole_runs import on, rows_of, tiny
 import sebulba
 from sebulba import CheckpointConfig, ConfigError
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import checkpoint_turns, checkpoints_in
+from sebulba.rundir.reading import checkpoint_turns, checkpoints_in
 
 pytestmark = pytest.mark.usefixtures("orbax_may_fail")
 

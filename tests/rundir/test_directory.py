@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from whole_runs import tiny
 
 from sebulba import CheckpointConfig
-from sebulba.rundir.directory import RunDirectory, checkpoint_turns, has_checkpoints
+from sebulba.rundir.directory import RunDirectory
+from sebulba.rundir.reading import checkpoint_turns, has_checkpoints
 
 
 def save(directory: RunDirectory, turn: int) -> Path:

@@ -25,7 +25,7 @@ from sebulba import (
     envs,
 )
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import load_config
+from sebulba.rundir.reading import load_config
 from sebulba.runners import evaluation
 from sebulba.runners.environments import with_last_action
 from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep

@@ -26,7 +26,7 @@ from sebulba import CheckpointConfig, ConfigError, VTraceConfig, algorithms
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.writer import MetricsWriter
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import checkpoints_in
+from sebulba.rundir.reading import checkpoints_in
 from sebulba.runtime import threads
 from sebulba.types import Env, Trajectory
 

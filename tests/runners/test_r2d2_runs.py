@@ -28,7 +28,7 @@ from sebulba import (
 from sebulba.cli import main as cli
 from sebulba.learners import R2D2Learner
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import checkpoints_in
+from sebulba.rundir.reading import checkpoints_in
 
 EXTRA_KEYS = {
     "replay_size",

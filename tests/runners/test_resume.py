@@ -24,7 +24,7 @@ from sebulba import CheckpointConfig, ConfigError, algorithms, inference
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.writer import MetricsWriter
 from sebulba.rundir.checkpoint import Checkpointer
-from sebulba.rundir.directory import checkpoints_in
+from sebulba.rundir.reading import checkpoints_in
 
 
 def train(out: Path, total_steps: int, **changes: Any) -> sebulba.TrainResult:
@@ -297,7 +297,7 @@ def resume(out: Path) -> None:
     update = saved.latest()
     assert update is not None
     saved.close()
-    config = dataclasses.replace(sebulba.rundir.directory.load_config(out), resume=True)
+    config = dataclasses.replace(sebulba.rundir.reading.load_config(out), resume=True)
     counts = Checkpointer(checkpoints_in(out)).counts(update)
     more = dataclasses.replace(config, total_steps=int(counts["steps"]) + 2000)
     result = sebulba.train(more, progress=False, topology=on(1))

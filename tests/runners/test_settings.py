@@ -16,7 +16,7 @@ from whole_runs import Pictures, on, tiny, tiny_r2d2
 import sebulba
 from sebulba import Config, NetworkConfig, envs
 from sebulba.metrics.progress import Progress
-from sebulba.rundir.directory import has_checkpoints
+from sebulba.rundir.reading import has_checkpoints
 
 STRICT = ("jax_enable_x64", "jax_debug_nans")
 
