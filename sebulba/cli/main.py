@@ -8,7 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from sebulba.cli import evaluate, options, output, plan, pod, presets, train, tune
-from sebulba.runtime.watchdog import INTERRUPTED, HostError, StallError, exit_code
+from sebulba.runtime.watchdog import (
+    INTERRUPTED,
+    WRONG_INPUT,
+    HostError,
+    StallError,
+    exit_code,
+)
 from sebulba.validation import ConfigError
 
 # Each takes the words after its name; its docstring is its help.
@@ -47,7 +53,7 @@ def reporting_errors() -> Iterator[None]:
         yield
     except ConfigError as error:
         output.say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
-        sys.exit(options.WRONG_INPUT)
+        sys.exit(WRONG_INPUT)
     except (StallError, HostError) as error:
         output.say_error(str(error))
         sys.exit(exit_code(error))
