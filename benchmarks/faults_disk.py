@@ -44,7 +44,7 @@ def kill_saving(chance: random.Random) -> None:
 
 
 R2D2 = (
-    *("--checkpoint.save-replay", "True", "--checkpoint.interval", "20", "--batch-size", "8"),
+    *("--checkpoint.save-replay", "--checkpoint.interval", "20", "--batch-size", "8"),
     *("--replay.min-size", "200", "--replay.capacity", "20000"),
 )
 

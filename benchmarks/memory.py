@@ -25,7 +25,7 @@ SETTLED_MINUTES = 5.0
 EVERY_SECONDS = 10.0
 # So that checkpoints and replays are written and full within the first minutes.
 OFTEN = ("--checkpoint.interval", "500", "--total-steps", "1000000000000")
-REPLAY = ("--replay.capacity", "20000", "--checkpoint.save-replay", "True")
+REPLAY = ("--replay.capacity", "20000", "--checkpoint.save-replay")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,10 +84,10 @@ class EnvPoolEnv:
         envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
         if envpool_spec.ignores_seed(env_id):
             warnings.warn(
-                f"the episodes of {env_id} are the same for every seed in EnvPool 1.2.5: as long "
-                "as environments take the same actions, they are copies of each other. A spread "
-                "over seeds says nothing about chance in them. Choose another environment where "
-                "that matters.",
+                f"the episodes of {env_id} are the same for every seed in EnvPool before 1.2.7: as "
+                "long as environments take the same actions, they are copies of each other. A "
+                "spread over seeds says nothing about chance in them. Where that matters, install "
+                "EnvPool 1.2.7 or choose another environment.",
                 stacklevel=2,
             )
         self._pool: Any = envpool.make_gymnasium(

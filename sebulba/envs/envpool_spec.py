@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec
 
 _PREFIX = "obs:"
 
+# The first version that is known to heed the seed in the environments below.
+_HEEDS_SEEDS = (1, 2, 7)
 # Found in EnvPool 1.2.5: whatever their seeds, all environments of a batch start alike and stay so
 # for as long as they get the same actions, although chance has a part in the originals. Of MyoSuite
 # these are the ids in lower case without "Fixed": MyoHandMugRandom-v0 and the like heed their seed.
@@ -50,6 +53,8 @@ def is_atari(native: Any) -> bool:
 
 def ignores_seed(env_id: str) -> bool:
     """Whether the episodes of an environment are known not to depend on its seed."""
+    if tuple(map(int, version("envpool").split(".")[:3])) >= _HEEDS_SEEDS:
+        return False
     # Most ids have an alias in other letters or with the name of their family in front.
     name = env_id.rpartition("/")[2]
     return bool(_DEAF_MYOSUITE.fullmatch(name) or _DEAF.fullmatch(name.lower().replace("-", "")))
