@@ -37,6 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 # throughput.py
 
 
+@pytest.mark.slow
 def test_throughput_writes_a_report_and_a_table(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_an_own_environment_is_solved_from_python() -> None:
     assert mean is not None and mean > 0.85
 
 
+@pytest.mark.slow
 def test_an_own_algorithm_solves_catch_on_the_command_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("own_algorithm:a2c-catch", "--total-steps", 60_000, "--out", run)

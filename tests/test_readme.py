@@ -25,7 +25,7 @@ from sebulba.cli.main import main as command_line
 from sebulba.config import Config
 from sebulba.devices import cluster, tpu_slices
 from sebulba.planning import plan, tune
-from sebulba.rundir import directory
+from sebulba.rundir import reading
 from sebulba.runners import evaluation, training
 
 PAGES = [
@@ -99,7 +99,7 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Reached
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(directory, "load_config", runs.__getitem__)
+    monkeypatch.setattr(reading, "load_config", runs.__getitem__)
     monkeypatch.setattr(evaluation, "evaluate_run", evaluate_run)
     monkeypatch.setattr(tune, "search", search)
     monkeypatch.setattr(plan, "make", plan_for)

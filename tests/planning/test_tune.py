@@ -196,6 +196,7 @@ def test_compilations_are_kept_while_measuring_and_no_longer(no_compilation_cach
     jax.jit(lambda x: x + 4)(1.0)  # To write to that folder would be warned about: an error here.
 
 
+@pytest.mark.slow
 def test_the_command_writes_options_that_train_takes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def cut(path: Path) -> None:
 DAMAGES = {"missing": Path.unlink, "cut": cut} | {
     f"flipped at {share}": flip(share) for share in (0, 0.3, 0.5, 0.8, 1)
 }
+QUICK = ("missing", "flipped at 0.5")
 
 
 def damaged_in_turn(
@@ -73,7 +74,10 @@ def damaged_in_turn(
         path.write_bytes(before)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DAMAGES],
+)
 def test_a_damaged_file_is_noticed_and_not_taken_for_another_config(
     damage: str, tmp_path: Path
 ) -> None:
@@ -128,6 +132,7 @@ def break_arrays(checkpoint: Path) -> None:
     flip(0.5)(max(files, key=lambda path: path.stat().st_size))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_newest_checkpoint_that_can_be_read(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +157,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_can_be_read(
     assert sebulba.evaluate_run(tmp_path, 1, checkpoint=old).update == old
 
 
+@pytest.mark.slow
 def test_no_checkpoint_that_can_be_read_is_said(tmp_path: Path) -> None:
     train(tmp_path, 100)
     turns = checkpoint_turns(tmp_path)

@@ -39,7 +39,7 @@ def train(config: Config, **changes: Any) -> sebulba.TrainResult:
     return sebulba.train(config, make_env=Clockwork, topology=on(1), progress=False)
 
 
-@pytest.mark.parametrize("lag", ["0", "1"])
+@pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
 @pytest.mark.parametrize(("make", "steps"), [(vtrace, 320), (r2d2, 960)])
 def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: Path) -> None:
     config = make(policy_lag=lag)

@@ -88,7 +88,7 @@ def test_updates_before_learning_starts_and_after() -> None:
     assert [row["update"] for row in result.metrics][:12] == [0] * 8 + [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("lag", ["0", "1"])
+@pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(lag: str) -> None:
     def run(delays: int | None) -> sebulba.TrainResult:
         config = tiny(policy_lag=lag, log_every=1, total_steps=800)

@@ -180,6 +180,7 @@ def test_interrupted_half_way(tmp_path: Path) -> None:
     assert updates == sorted(set(updates)) and updates[-1] == second.updates > last["update"]
 
 
+@pytest.mark.slow
 def test_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
     every = CheckpointConfig(interval=4, max_to_keep=100)
     train(tmp_path, 200, checkpoint=every)
@@ -322,6 +323,7 @@ def test_signal_to_a_process(number: int, tmp_path: Path) -> None:
     resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_killed_process(tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     process.kill()

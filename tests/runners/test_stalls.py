@@ -119,8 +119,15 @@ def test_the_process_ends_where_the_learner_is_stuck_in_native_code() -> None:
     assert "in hang" in report
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("how", [SLEEPS, IN_NATIVE_CODE], ids=["Python", "native"])
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        pytest.param(signal.SIGTERM, IN_NATIVE_CODE, id="SIGTERM, native"),
+        pytest.param(signal.SIGTERM, SLEEPS, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, IN_NATIVE_CODE, id="SIGINT, native", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, SLEEPS, id="SIGINT", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stuck_learner_does_not_outlive_the_grace_period(
     number: signal.Signals, how: str
 ) -> None:
@@ -133,7 +140,9 @@ def test_a_stuck_learner_does_not_outlive_the_grace_period(
     assert "asked to stop, but the learner has been starting an update for" in report
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_a_stuck_learner_at_once(number: signal.Signals) -> None:
     process = hanging(LEARNER, IN_NATIVE_CODE)
     process.send_signal(signal.SIGTERM)
