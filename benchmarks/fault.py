@@ -1,9 +1,4 @@
-"""What the faults of ``soak.py`` share: their register, and runs to break.
-
-    python benchmarks/fault.py NAME NUMBER      one injection, in the current folder
-
-The last line of its output is JSON: how long it took to notice the fault.
-"""
+"""What the faults of ``soak.py`` share: their register, and runs to break."""
 
 from __future__ import annotations
 
@@ -169,7 +164,7 @@ def resumes(*words: str, preset: str = "vtrace-catch", out: str = RUN, pod: int 
     from sebulba.rundir.reading import checkpoint_turns
 
     assert checkpoint_turns(Path(out))
-    more = str(steps(out) + 20_000)
+    more = str(steps(out) + 5_000)
     before = ["pod", "--hosts", str(pod), "--"] if pod else []
     words = ("train", preset, "--out", out, "--resume", "--total-steps", more, *words)
     with sebulba(*before, *words, name="resumed") as again:
@@ -179,21 +174,3 @@ def resumes(*words: str, preset: str = "vtrace-catch", out: str = RUN, pod: int 
         assert counted == sorted(set(counted)), "the steps of metrics.jsonl have a gap or a double"
         assert counted[-1] >= int(more)
         return again.text()
-
-
-def main(name: str, number: int) -> None:
-    import faults  # noqa: F401
-    import faults_disk  # noqa: F401
-    import faults_envs  # noqa: F401
-    import faults_hosts  # noqa: F401
-    from fault import FAULTS as known  # This module has two names: the one above has none.
-
-    # Shells have the one ignored in what they start in the background, and nohup the other.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    noticed = known[name].run(random.Random(f"{name} {number}"))
-    print(json.dumps({"noticed": noticed}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

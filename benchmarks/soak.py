@@ -20,6 +20,8 @@ import dataclasses
 import json
 import os
 import platform
+import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ import tyro
 from fault import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
+INJECT = "--inject"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
@@ -116,7 +119,7 @@ def inject(fault: Fault, number: int, limit: float) -> dict[str, Any]:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         row = {"fault": fault.name, "number": number, "noticed": None, "lost": None, "text": ""}
-        command = [sys.executable, str(ROOT / "benchmarks" / "fault.py"), fault.name, str(number)]
+        command = [sys.executable, __file__, INJECT, fault.name, str(number)]
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -140,6 +143,15 @@ def inject(fault: Fault, number: int, limit: float) -> dict[str, Any]:
         return row | {"outcome": "not as expected", "seconds": seconds, "text": text[-4000:]}
     found = json.loads(text.splitlines()[-1])
     return row | found | {"outcome": "as expected", "seconds": seconds}
+
+
+def inject_here(name: str, number: int) -> None:
+    """One injection, in this process and folder; prints the seconds until it was noticed."""
+    # Shells have the one ignored in what they start in the background, and nohup the other.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    noticed = FAULTS[name].run(random.Random(f"{name} {number}"))
+    print(json.dumps({"noticed": noticed}))
 
 
 def write_table(injections: list[dict[str, Any]]) -> None:
@@ -170,4 +182,7 @@ def _line(fault: Fault, rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    if sys.argv[1:2] == [INJECT]:
+        inject_here(sys.argv[2], int(sys.argv[3]))
+    else:
+        main(tyro.cli(Options))
