@@ -297,13 +297,13 @@ def _hangs(chance: random.Random) -> str:
         f"def hook(x):\n    if getattr(x, 'steps', x) == {update} and getattr(x, 'actor', 1):\n"
         "        print('hangs', flush=True); time.sleep(600)\n"
         "made = tiny\n"
-        "def tiny(**changes): return made(**changes, stall_seconds=5.0, grace_seconds=4.0)\n"
+        "def tiny(**changes): return made(**changes, stall_seconds=10.0, grace_seconds=4.0)\n"
     )
 
 
 @fault(
     "an environment hangs",
-    "a step sleeps for ever, with `--stall-seconds 5`",
+    "a step sleeps for ever, with `--stall-seconds 10`",
     "all stacks are printed, the actor is named, exit code 75",
     FROM_CHECKPOINT,
 )
@@ -318,7 +318,7 @@ def environment_hangs(chance: random.Random) -> float:
 
 @fault(
     "the learner hangs",
-    "an update sleeps for ever, with `--stall-seconds 5`",
+    "an update sleeps for ever, with `--stall-seconds 10`",
     "all stacks are printed, the process ends, exit code 75",
     FROM_CHECKPOINT,
 )

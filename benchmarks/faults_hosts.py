@@ -64,12 +64,12 @@ def host_raises(chance: random.Random) -> float:
 
 @fault(
     "an environment of one host hangs",
-    "a step sleeps for ever, with `--stall-seconds 5`",
+    "a step sleeps for ever, with `--stall-seconds 15`",
     f"{BOTH}, exit code 75; host and actor are named",
     FROM_CHECKPOINT,
 )
 def host_hangs(chance: random.Random) -> float:
-    with pod("sleeps", STALL_SECONDS="5") as hosts:
+    with pod("sleeps", STALL_SECONDS="15") as hosts:
         hosts[1].says("sleeps", 180)
         start = time.monotonic()
         for host in hosts:

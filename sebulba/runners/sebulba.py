@@ -20,6 +20,7 @@ from sebulba.runners.actors import start_actors
 from sebulba.runners.parts import Parts
 from sebulba.runners.supervision import Supervision
 from sebulba.runners.turn_count import TurnCount, count_turn
+from sebulba.runtime import threads
 from sebulba.runtime.activity import OTHERS
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
@@ -81,7 +82,8 @@ class SebulbaRun:
         Raises:
           Exception: the first failure of any thread.
         """
-        group = ThreadGroup()
+        # What does not end must leave time for a checkpoint.
+        group = ThreadGroup(min(threads.JOIN_SECONDS, self._config.grace_seconds / 2))
         group.on_stop(self._queue.shutdown)
         for slot in self._slots:
             group.on_stop(slot.shutdown)

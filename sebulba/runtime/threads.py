@@ -21,6 +21,10 @@ POLL_SECONDS = 0.1
 _WAY = 5
 
 
+JOIN_SECONDS = 10.0
+"""How long a run that ends waits for its actors."""
+
+
 class ThreadGroup:
     """Threads that stop together.
 
@@ -28,7 +32,7 @@ class ThreadGroup:
     thread that owns the group.
     """
 
-    def __init__(self, join_seconds: float = 10.0) -> None:
+    def __init__(self, join_seconds: float) -> None:
         """``join_seconds`` is how long ``close`` waits for the threads to end."""
         self.stopping = threading.Event()
         self._join_seconds = join_seconds

@@ -160,7 +160,7 @@ class Rig:
 
     @contextmanager
     def running(self) -> Iterator[Callable[[], Unroll]]:
-        group = ThreadGroup()
+        group = ThreadGroup(10)
         group.on_stop(self.queue.shutdown)
         group.on_stop(self.slot.shutdown)
         with no_implicit_transfers():

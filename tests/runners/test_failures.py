@@ -363,7 +363,7 @@ def test_signal_before_the_first_update(tmp_path: Path) -> None:
 
 
 def test_stuck_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.ThreadGroup.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.5)
     release = threading.Event()
 
     def stick(env: HookedEnv) -> None:

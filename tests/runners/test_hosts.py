@@ -133,7 +133,7 @@ def test_a_signal_ends_a_pod_that_stands_still(
 
 
 def test_the_watchdog_names_the_host_that_stands_still(start: Start) -> None:
-    hosts = start("sleeps", STALL_SECONDS="4")
+    hosts = start("sleeps", STALL_SECONDS="15")
     for host in hosts:
         host.ends(75, 120)
     stood = r"nothing has moved for \d+ s: "

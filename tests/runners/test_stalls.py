@@ -70,7 +70,7 @@ def end_of(process: subprocess.Popen[str], seconds: float) -> str:
 def test_a_stuck_environment_ends_the_run_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(threads.ThreadGroup.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.5)
     release = threading.Event()
     stuck = []
 
@@ -86,7 +86,7 @@ def test_a_stuck_environment_ends_the_run_and_is_named(
             pytest.raises(StallError) as caught,
         ):
             sebulba.train(
-                tiny(total_steps=LONG, stall_seconds=2.0),
+                tiny(total_steps=LONG, stall_seconds=6.0),
                 make_env=HookedEnvs(on_step=stick),
                 topology=on(1),
                 progress=False,
@@ -105,14 +105,14 @@ def test_a_stuck_environment_ends_the_run_and_is_named(
 
 
 def test_a_run_that_moves_slowly_goes_on() -> None:
-    slow = HookedEnvs(on_step=lambda env: time.sleep(0.25 * (env.steps < 12)))
-    config = tiny(stall_seconds=2.0, total_steps=60)
+    slow = HookedEnvs(on_step=lambda env: time.sleep(0.7 * (env.steps < 12)))
+    config = tiny(stall_seconds=6.0, total_steps=60)
     result = sebulba.train(config, make_env=slow, topology=on(1), progress=False)
     assert result.updates > 0
 
 
 def test_the_process_ends_where_the_learner_is_stuck_in_native_code() -> None:
-    process = hanging(LEARNER, IN_NATIVE_CODE, stall_seconds=2.0, grace_seconds=1.0)
+    process = hanging(LEARNER, IN_NATIVE_CODE, stall_seconds=6.0, grace_seconds=1.0)
     report = end_of(process, 30)
     assert process.returncode == 75, report
     assert "the learner has been starting an update for" in report
@@ -192,3 +192,11 @@ def test_an_interrupted_run_gives_its_result() -> None:
     result = caught.value.result
     assert result.updates > 0 and result.metrics[-1]["update"] == result.updates
     assert all(leaf.is_ready() for leaf in jax.tree.leaves(result.params))
+
+
+def test_a_stuck_environment_leaves_time_for_a_checkpoint(tmp_path: Path) -> None:
+    process = hanging(ENVIRONMENT, grace_seconds=4.0, out=str(tmp_path / "run"))
+    process.send_signal(signal.SIGTERM)
+    report = end_of(process, 30)
+    assert process.returncode != 130 and "sebulba.runners.training.Interrupted" in report, report
+    assert any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())

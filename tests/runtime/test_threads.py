@@ -18,7 +18,7 @@ def boom() -> None:
 
 
 def test_the_first_failure_stops_the_others_and_is_raised_as_it_was() -> None:
-    group = ThreadGroup()
+    group = ThreadGroup(10)
     woken = threading.Event()
     group.on_stop(woken.set)
 
@@ -37,7 +37,7 @@ def test_the_first_failure_stops_the_others_and_is_raised_as_it_was() -> None:
 
 
 def test_a_failure_after_stop_is_a_consequence_of_it() -> None:
-    group = ThreadGroup()
+    group = ThreadGroup(10)
 
     def fails_when_stopped() -> None:
         group.stopping.wait()
@@ -48,7 +48,7 @@ def test_a_failure_after_stop_is_a_consequence_of_it() -> None:
 
 
 def test_shutdown_is_not_a_failure_and_stops_nobody() -> None:
-    group = ThreadGroup()
+    group = ThreadGroup(10)
     done = threading.Event()
 
     def shut_down() -> None:
@@ -75,7 +75,7 @@ def test_close_names_the_threads_that_do_not_end() -> None:
 
 
 def test_a_group_without_threads_closes() -> None:
-    ThreadGroup().close()
+    ThreadGroup(10).close()
 
 
 class Slow:
