@@ -232,7 +232,15 @@ class Watchdog:
 _COMPILES = "compiling"
 _COMPILE_SECONDS = 5.0
 """Compilations that take less hold nobody up."""
-_COMPILER = os.path.join("jax", "_src", "compiler.py")
+_COMPILER = tuple(
+    os.path.join("jax", "_src", *words)
+    for words in (
+        ("compiler.py",),
+        # What comes before: tracing Python, and writing down what was traced.
+        ("interpreters", "partial_eval.py"),
+        ("interpreters", "mlir.py"),
+    )
+)
 
 
 def _bytes_written() -> int:
