@@ -3,7 +3,7 @@
     python benchmarks/memory.py vtrace-catch r2d2-catch --minutes 31
 
 Each preset trains in a process of its own, all at the same time; options for all of them go after
-a --. OUT.json holds the resident memory every ten seconds, OUT.md the growth since minute 5.
+a --. OUT.json holds the memory every ten seconds, OUT.md the growth since minute 5.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ def start(preset: str, words: list[str], scratch: Path) -> subprocess.Popen[byte
 
 
 def watch(runs: dict[str, subprocess.Popen[bytes]], minutes: float) -> list[dict[str, Any]]:
-    """Resident MiB of each process, every ten seconds."""
+    """MiB of each process, every ten seconds."""
     started, rows = time.monotonic(), []
     while time.monotonic() - started < minutes * 60:
         time.sleep(EVERY_SECONDS)
         passed = (time.monotonic() - started) / 60
-        rows.append({"minute": round(passed, 2), **{n: resident(p) for n, p in runs.items()}})
+        rows.append({"minute": round(passed, 2), **{n: held(p) for n, p in runs.items()}})
     return rows
 
 
-def resident(process: subprocess.Popen[bytes]) -> float:
-    """MiB that a process holds in memory."""
+def held(process: subprocess.Popen[bytes]) -> float:
+    """MiB that a process holds: in memory, and on the disk if the system has moved some there."""
     assert process.poll() is None, f"ended with {process.returncode}"
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-    return round(int(line.split()[1]) / 1024, 1)
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    kinds = [line for line in lines if line.startswith(("VmRSS", "VmSwap"))]
+    return round(sum(int(line.split()[1]) for line in kinds) / 1024, 1)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
