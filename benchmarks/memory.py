@@ -75,10 +75,11 @@ def watch(runs: dict[str, subprocess.Popen[bytes]], minutes: float) -> list[dict
 
 
 def held(process: subprocess.Popen[bytes]) -> float:
-    """MiB that a process holds: in memory, and on the disk if the system has moved some there."""
+    """MiB of its own that a process holds, without the files that it has mapped."""
     assert process.poll() is None, f"ended with {process.returncode}"
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    kinds = [line for line in lines if line.startswith(("VmRSS", "VmSwap"))]
+    # The system drops pages of files, such as the code of libraries, and reads them again.
+    kinds = [line for line in lines if line.startswith(("RssAnon", "VmSwap"))]
     return round(sum(int(line.split()[1]) for line in kinds) / 1024, 1)
 
 
