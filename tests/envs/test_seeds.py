@@ -66,8 +66,14 @@ def _arrays(observation: Any) -> list[Any]:
 MENDED = tuple(map(int, version("envpool").split(".")[:3])) >= (1, 2, 7)
 
 
+QUICK = ("intersection-v0", "Sokoban-v0")
+SOME_SLOW = [
+    pytest.param(env_id, marks=() if env_id in QUICK else pytest.mark.slow) for env_id in DEAF
+]
+
+
 @pytest.mark.skipif(MENDED, reason="this EnvPool heeds them")
-@pytest.mark.parametrize("env_id", DEAF)
+@pytest.mark.parametrize("env_id", SOME_SLOW)
 def test_an_environment_that_ignores_its_seed_says_so(env_id: str) -> None:
     with pytest.warns(UserWarning, match=rf"episodes of {env_id} are the same for every seed"):
         one, other = (observed(env_id, seed) for seed in (1, 2))

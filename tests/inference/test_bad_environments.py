@@ -74,7 +74,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("fault", REFUSED)
+# The others differ only in what ``TimestepCheck`` sees, which its own tests try.
+QUICK = ("same step", "one-step episodes", "NaN reward", "other shape", "too few")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in REFUSED],
+)
 def test_what_is_refused(fault: str) -> None:
     make_env, says = REFUSED[fault]
     with pytest.raises(ConfigError, match=says) as end:
