@@ -74,7 +74,7 @@ REFUSED = {
 }
 
 
-# The others differ only in what ``TimestepCheck`` sees, which its own tests try.
+# Each of them is a whole training, so the others are run before a merge only.
 QUICK = ("same step", "one-step episodes", "NaN reward", "other shape", "too few")
 
 
