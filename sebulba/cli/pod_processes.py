@@ -16,6 +16,7 @@ from typing import IO
 
 from sebulba.runtime.interrupt import Interrupt
 
+_HEARTBEAT = "--heartbeat-seconds"
 GRACE_SECONDS = 30.0
 """How long the others may take to end after the first process has failed."""
 
@@ -64,6 +65,8 @@ def _start(
         f"--xla_force_host_platform_device_count={devices}",
     }
     join = ["--coordinator", coordinator, "--num-processes", str(hosts), "--process-id", str(host)]
+    if _HEARTBEAT not in arguments:
+        join += [_HEARTBEAT, "10"]  # The network of one machine never pauses.
     return subprocess.Popen(
         [sys.executable, "-m", "sebulba.cli.pod_host", str(os.getpid()), *arguments, *join],
         env=environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -32,7 +33,7 @@ _ELSEWHERE = {
     "OMPI_MCA_orte_hnp_uri",
 }
 """Environment variables by which JAX finds the other hosts without Kubernetes."""
-_gave_up = False
+_gave_up: int | None = None
 
 
 def initialize(
@@ -91,13 +92,13 @@ def initialize(
         jax.config.update(name, value)
     if jax.distributed.is_initialized():
         # JAX's own farewell, which ends those that come late, was registered first and comes last.
-        atexit.register(leave)
+        atexit.register(_end)
 
 
-def give_up() -> None:
-    """Do not wait for the other hosts at the end of this process: the run has failed."""
+def give_up(code: int) -> None:
+    """End this process with ``code`` without waiting for the other hosts: the run has failed."""
     global _gave_up
-    _gave_up = True
+    _gave_up = code
 
 
 def client() -> Any:
@@ -105,8 +106,23 @@ def client() -> Any:
     return jax_distributed.global_state.client
 
 
-def leave(failed: bool = False) -> None:
-    """Wait for the other hosts, so that all of them end together. Called at the end of the process.
+def _end() -> None:
+    """Leave the other hosts at the end of the process."""
+    # What the interpreter keeps of an exception that nothing has caught. All hosts stop together.
+    uncaught = getattr(sys, "last_value", None)
+    broken = uncaught is not None and not isinstance(uncaught, KeyboardInterrupt)
+    failed = broken or _gave_up is not None
+    leave(failed)
+    if failed:
+        # The end of JAX's runtime would wait for collective operations that no host answers.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1 if _gave_up is None else _gave_up)
+
+
+def leave(failed: bool) -> None:
+    """Wait for the other hosts, so that all of them end together.
 
     Without it, JAX would end by a signal those that need more than a moment longer than the first:
     to write a replay, or to evaluate what was trained.
@@ -117,8 +133,6 @@ def leave(failed: bool = False) -> None:
     coordinator = client()
     if coordinator is None:
         return
-    # What the interpreter keeps of an exception that nothing has caught.
-    failed = failed or _gave_up or hasattr(sys, "last_value")
     seconds = _FAILURE_SECONDS if failed else _LEAVE_SECONDS
     try:
         if failed:

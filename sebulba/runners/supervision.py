@@ -56,14 +56,15 @@ def _share(error: BaseException, hosts: Hosts) -> None:
     Raises:
       HostError: it is one.
     """
-    cluster.give_up()
-    hosts.catch_up()
+    code = WRONG_INPUT if isinstance(error, ConfigError) else exit_code(error)
+    cluster.give_up(code)
     if isinstance(error, HostError):
         return
+    hosts.catch_up()
     if cause := hosts.first_failure():
+        cluster.give_up(cause.code)
         raise cause from error
     error.add_note(f"on host {distributed.host()} of {distributed.num_hosts()}")
-    code = WRONG_INPUT if isinstance(error, ConfigError) else exit_code(error)
     hosts.tell_failure(f"{type(error).__name__}: {error}", code)
 
 
