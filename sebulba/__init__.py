@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.training import Interrupted, TrainResult, train
+    from sebulba.runtime.watchdog import HostError, StallError
     from sebulba.types import (
         ActorOutput,
         Agent,
@@ -57,6 +58,7 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Evaluation",
+    "HostError",
     "Interrupted",
     "Learner",
     "NetworkConfig",
@@ -67,6 +69,7 @@ __all__ = [
     "R2D2Config",
     "ReplayCheckpointConfig",
     "ReplayConfig",
+    "StallError",
     "Timestep",
     "Topology",
     "TrainResult",
@@ -105,6 +108,7 @@ _MODULES = {
     "Env": "sebulba.types",
     "EnvSpec": "sebulba.types",
     "Evaluation": "sebulba.runners.evaluation",
+    "HostError": "sebulba.runtime.watchdog",
     "Interrupted": "sebulba.runners.training",
     "Learner": "sebulba.learners.base",
     "NetworkConfig": "sebulba.config",
@@ -115,6 +119,7 @@ _MODULES = {
     "R2D2Config": "sebulba.learners.r2d2",
     "ReplayCheckpointConfig": "sebulba.learners.r2d2",
     "ReplayConfig": "sebulba.learners.replay.host",
+    "StallError": "sebulba.runtime.watchdog",
     "Timestep": "sebulba.types",
     "Topology": "sebulba.devices.topology",
     "TrainResult": "sebulba.runners.training",
