@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -47,9 +48,7 @@ def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exi
                 printers.append(_print_from(host, processes[-1]))
             return _wait(processes, interrupt)
     finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        _kill(processes)
         for printer in printers:
             printer.join()
 
@@ -95,25 +94,41 @@ def _print_from(host: int, process: subprocess.Popen[str]) -> threading.Thread:
 
 def _wait(processes: Sequence[subprocess.Popen[str]], interrupt: Interrupt) -> list[Exit]:
     exits: list[Exit] = []
-    running = dict(enumerate(processes))
+    ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+    for host, process in enumerate(processes):
+        _report_end(host, process, ends)
     passed_on, deadline = False, float("inf")
-    while running:
+    while len(exits) < len(processes):
         if interrupt.signal is not None and not passed_on:
             passed_on = True
-            for process in running.values():
+            for process in processes:
                 process.send_signal(interrupt.signal)
-        for host, process in list(running.items()):
-            code = process.poll()
-            if code is not None:
-                exits.append(Exit(host, code))
-                del running[host]
-                if code != 0:
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            exits.append(ends.get(timeout=0.05))
+            if exits[-1].code != 0:
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
-            for process in running.values():
-                os.killpg(process.pid, signal.SIGKILL)
-        time.sleep(0.05)
+            _kill(processes)
     return exits
+
+
+def _report_end(host: int, process: subprocess.Popen[str], ends: queue.SimpleQueue[Exit]) -> None:
+    """Put the end of a process into ``ends`` when it comes.
+
+    Each process has a thread that waits for it: the end of one may end another within milliseconds,
+    and who looked at all of them in turn would not know which was first.
+    """
+    thread = threading.Thread(
+        target=lambda: ends.put(Exit(host, process.wait())), name=f"end-{host}", daemon=True
+    )
+    thread.start()
+
+
+def _kill(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # It has ended since.
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:

@@ -192,8 +192,9 @@ class DevicePrograms:
         """``data`` with ``block`` at the (lane, slot) in ``place``."""
         # Typed as the storage is: a snapshot of before may have other types.
         block = jax.tree.map(lambda leaf, slot: leaf.astype(slot.dtype), block, self._slot)
-        start = (self._first(place), 0, 0)
-        return jax.lax.dynamic_update_slice(data, self._packing.pack(block), start)
+        return jax.lax.dynamic_update_slice_in_dim(
+            data, self._packing.pack(block), self._first(place), 0
+        )
 
     def read(
         self, data: jax.Array, lanes: jax.Array, slots: jax.Array, envs: jax.Array
@@ -218,9 +219,8 @@ class DevicePrograms:
 
     def slot(self, data: jax.Array, place: jax.Array) -> Block:
         """The blocks at the (lane, slot) in ``place``."""
-        size = (self._geometry.num_envs, *data.shape[1:])
-        start = (self._first(place), 0, 0)
-        return self._packing.unpack(jax.lax.dynamic_slice(data, start, size))
+        first, size = self._first(place), self._geometry.num_envs
+        return self._packing.unpack(jax.lax.dynamic_slice_in_dim(data, first, size))
 
     def lower(
         self, device: jax.Device, count: int
