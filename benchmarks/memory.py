@@ -23,8 +23,8 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 SETTLED_MINUTES = 5.0
 EVERY_SECONDS = 10.0
-# So that checkpoints and replays are written and full within the first minutes.
-OFTEN = ("--checkpoint.interval", "500", "--total-steps", "1000000000000")
+ENDLESS = ("--total-steps", "1000000000000")
+# So that the replay is full within the first minutes.
 REPLAY = ("--replay.capacity", "20000", "--checkpoint.save-replay")
 
 
@@ -57,7 +57,7 @@ def main(options: Options, words: list[str]) -> None:
 def start(preset: str, words: list[str], scratch: Path) -> subprocess.Popen[bytes]:
     """A training without an end of its own."""
     more = REPLAY if preset.startswith("r2d2") else ()
-    command = [sys.executable, "-m", "sebulba", "train", preset, *OFTEN, *more, *words]
+    command = [sys.executable, "-m", "sebulba", "train", preset, *ENDLESS, *more, *words]
     output = (scratch / f"{preset}.txt").open("w")
     return subprocess.Popen(
         [*command, "--out", str(scratch / preset)], cwd=ROOT, stdout=output, stderr=output

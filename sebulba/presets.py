@@ -19,7 +19,6 @@ _CATCH = VTraceConfig(
     envs_per_actor=32,
     batch_size=32,
     optimizer=OptimizerConfig(name="adam", learning_rate=5e-3),
-    checkpoint=CheckpointConfig(interval=200),
 )
 
 _CARTPOLE = VTraceConfig(
@@ -32,7 +31,6 @@ _CARTPOLE = VTraceConfig(
     reward_scale=0.05,
     optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, max_gradient_norm=0.5),
     log_every=100,
-    checkpoint=CheckpointConfig(interval=200),
 )
 
 _ATARI = VTraceConfig(
@@ -111,7 +109,6 @@ _R2D2_CATCH = R2D2Config(
         name="adam", learning_rate=1e-3, decay_to_zero=False, max_gradient_norm=10.0
     ),
     replay=ReplayConfig(capacity=10_000, min_size=500, samples_per_insert=1.0),
-    checkpoint=ReplayCheckpointConfig(interval=500),
     log_every=100,
 )
 

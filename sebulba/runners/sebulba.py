@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,7 +36,6 @@ class SebulbaRun:
     """One run on one host. ``run`` trains in the thread that calls it, and starts the actors'.
 
     Attributes:
-      rows: the last ``MAX_ROWS`` rows of metrics.
       updates: updates so far, including those before a resume.
     """
 
@@ -49,7 +49,8 @@ class SebulbaRun:
         self._topology = topology
         self._learner = parts.learner
         self._directory = directory
-        self.rows: deque[Row] = deque(maxlen=MAX_ROWS)
+        # As JSON, which takes a third of the memory.
+        self._rows: deque[str] = deque(maxlen=MAX_ROWS)
         self._state, self._turn, counts, self._previous = start
         self._logged_turn = self._turn
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
@@ -69,6 +70,10 @@ class SebulbaRun:
         self._stop = False  # A host was asked to stop, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def rows(self) -> list[Row]:
+        """The last ``MAX_ROWS`` rows of metrics."""
+        return [json.loads(row) for row in self._rows]
 
     def run(self, display: Progress, notes: Sequence[str] = ()) -> None:
         """Train to the end, or until the first failure or interrupt.
@@ -250,7 +255,7 @@ class SebulbaRun:
     def _log(self, display: Progress) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
         row = joined(self._meter.row(self.updates), self._epsilons(), self._learner.metrics())
-        self.rows.append(row)
+        self._rows.append(json.dumps(row, default=float))
         self._logged_turn = self._turn
         self._directory.write(row)
         display.update(row)

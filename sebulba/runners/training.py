@@ -107,7 +107,7 @@ def train(
         distributed.agree(config, algorithm.name, topology.layout)
         run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
     result = TrainResult(
-        run.local_params(), list(run.rows), parts.agent, parts.make_env, config, run.updates
+        run.local_params(), run.rows(), parts.agent, parts.make_env, config, run.updates
     )
     if run.interrupted():
         raise Interrupted(result)

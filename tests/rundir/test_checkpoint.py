@@ -127,9 +127,11 @@ def train(out: Path, total_steps: int, **changes: Any) -> sebulba.TrainResult:
 
 
 def break_arrays(checkpoint: Path) -> None:
-    """Flip a bit in the middle of the largest file of the learner's state."""
-    files = (path for path in (checkpoint / "state").rglob("*") if path.is_file())
-    flip(0.5)(max(files, key=lambda path: path.stat().st_size))
+    """Flip bits all over the largest file: a run does not read the parameters in it."""
+    files = (path for path in (checkpoint / "arrays").rglob("*") if path.is_file())
+    largest = max(files, key=lambda path: path.stat().st_size)
+    for tenth in range(1, 10):
+        flip(tenth / 10)(largest)
 
 
 @pytest.mark.slow
@@ -172,7 +174,7 @@ def test_no_checkpoint_that_can_be_read_is_said(tmp_path: Path) -> None:
 def test_an_evaluation_names_the_checkpoints_that_are_left(tmp_path: Path) -> None:
     train(tmp_path, 200)
     *older, newest = checkpoint_turns(tmp_path)
-    shutil.rmtree(checkpoints_in(tmp_path) / str(newest) / "params" / "d")
+    shutil.rmtree(checkpoints_in(tmp_path) / str(newest) / "arrays" / "d")
     with pytest.raises(
         ConfigError, match=rf"checkpoint {newest} .*is damaged.*--checkpoint {older[-1]}"
     ):

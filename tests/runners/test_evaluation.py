@@ -288,7 +288,7 @@ def test_a_newer_checkpoint_is_taken_where_the_newest_is_removed_meanwhile(
         newer = next(reads, None)
         if newer is not None:
             (tmp_path / newer.name).rename(newer)
-            shutil.rmtree(checkpoints / str(turn) / "params")
+            shutil.rmtree(checkpoints / str(turn) / "arrays")
         return read(self, turn, params)
 
     monkeypatch.setattr(Checkpointer, "restore_params", removed_meanwhile)
