@@ -140,7 +140,32 @@ for core in ("none", "lstm"):
     return run
 
 
+def never_ending(chance: random.Random) -> None:
+    """Trains with both algorithms in episodes without an end, to the end of the run."""
+    code = f"""
+import jax
+from whole_runs import tiny_r2d2
+for config in (tiny(seed={chance.randrange(1000)}), tiny_r2d2(seed={chance.randrange(1000)})):
+    result = sebulba.train(
+        config, make_env=faulty_envs.NeverEnding, topology=on(1), progress=False
+    )
+    last = result.metrics[-1]
+    assert last["steps"] >= config.total_steps and last["episodes"] == 0, last
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+"""
+    with program(PARTS + START + code) as training:
+        training.end(120)
+
+
 for _name, (_title, _how, _env, _says) in REFUSALS.items():
     FAULTS[_name] = Fault(_name, _title, _how, REFUSED, NOTHING, refusal(_env, _says))
 for _name, (_title, _how, _env) in HARMLESS_ENVS.items():
     FAULTS[_name] = Fault(_name, _title, _how, HARMLESS, NOTHING, no_harm(_env))
+FAULTS["never_ending"] = Fault(
+    "never_ending",
+    "episodes never end",
+    "`first` is never True again, and the discount never 0",
+    "trained to the end; the rows have no return",
+    NOTHING,
+    never_ending,
+)
