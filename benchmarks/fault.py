@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -68,6 +69,8 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # A session of its own outlives the process that injects, if that is killed.
+                preexec_fn=_end_with_parent,
             )
 
     def __enter__(self) -> Running:
@@ -111,6 +114,10 @@ class Running:
         codes = code if isinstance(code, tuple) else (code,)
         assert found in codes, f"exit code {found}, not {codes}:\n{self.text()}"
         return time.monotonic() - start
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _environment() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """One of two hosts that train, with a fault: ``faulty_host.py FAULT OUT HOST PORT [SECONDS]``.
 
 ``none``; ``apart``, where each has a working directory of its own; on host 1: ``raises`` in an
-environment, ``sleeps`` in one for ever, gets a ``wrong`` reward, ``refuses`` the config. ``late``
-and ``lead-late``: host 1 or host 0 goes on for SECONDS after training. Any other word is none, and
-training has no end.
+environment, ``sleeps`` in one for ever, gets a ``wrong`` reward, ``refuses`` the config, ``exits``
+before it trains; ``lead-raises``, as ``raises`` on host 0. ``late`` and ``lead-late``: host 1 or
+host 0 goes on for SECONDS after training. Any other word is none, and training has no end.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -29,7 +29,7 @@ from sebulba.cli.main import reporting_errors
 from sebulba.devices import cluster
 
 STEPS = int(os.environ.get("STEPS", "3000"))
-GRACE_SECONDS = 4.0
+GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", "4"))
 
 
 class FaultyCatch(envs.Catch):
@@ -39,6 +39,8 @@ class FaultyCatch(envs.Catch):
 
     def step(self, action: np.ndarray) -> sebulba.Timestep:
         self.steps += 1
+        if HOST == 0 and self.steps == 300 and FAULT == "lead-raises":
+            raise RuntimeError("this host's environment broke")
         if HOST == 1 and self.steps == 300:
             if FAULT == "raises":
                 raise RuntimeError("this host's environment broke")
@@ -65,6 +67,8 @@ def main() -> None:
     address = os.environ.get("COORDINATOR", "127.0.0.1")
     heartbeat = int(os.environ.get("HEARTBEAT_SECONDS", "100"))
     cluster.initialize(f"{address}:{PORT}", 2, HOST, heartbeat_seconds=heartbeat)
+    if FAULT == "exits" and HOST == 1:
+        sys.exit(3)
     config = dataclasses.replace(
         presets.get("vtrace-catch"),
         envs_per_actor=12,

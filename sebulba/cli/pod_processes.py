@@ -18,6 +18,7 @@ from typing import IO
 from sebulba.runtime.interrupt import Interrupt
 
 _HEARTBEAT = "--heartbeat-seconds"
+_PRINT_SECONDS = 2.0
 GRACE_SECONDS = 30.0
 """How long the others may take to end after the first process has failed."""
 
@@ -49,8 +50,11 @@ def run(hosts: int, devices_per_host: int, arguments: Sequence[str]) -> list[Exi
             return _wait(processes, interrupt)
     finally:
         _kill(processes)
-        for printer in printers:
-            printer.join()
+        for process, printer in zip(processes, printers, strict=False):
+            printer.join(_PRINT_SECONDS)
+            if printer.is_alive():  # A process that a host has started still holds its output.
+                _kill_group(process)
+                printer.join(_PRINT_SECONDS)
 
 
 def _start(
@@ -64,7 +68,8 @@ def _start(
         f"--xla_force_host_platform_device_count={devices}",
     }
     join = ["--coordinator", coordinator, "--num-processes", str(hosts), "--process-id", str(host)]
-    if _HEARTBEAT not in arguments:
+    options = (word.partition("=")[0].replace("_", "-") for word in arguments)
+    if _HEARTBEAT not in options:
         join += [_HEARTBEAT, "10"]  # The network of one machine never pauses.
     return subprocess.Popen(
         [sys.executable, "-m", "sebulba.cli.pod_host", str(os.getpid()), *arguments, *join],
@@ -87,7 +92,9 @@ def _print_from(host: int, process: subprocess.Popen[str]) -> threading.Thread:
                 print(f"[host {host}] {line}", end="", flush=True)
 
     assert process.stdout is not None
-    thread = threading.Thread(target=copy, args=(process.stdout,), name=f"output-{host}")
+    thread = threading.Thread(
+        target=copy, args=(process.stdout,), name=f"output-{host}", daemon=True
+    )
     thread.start()
     return thread
 
@@ -127,8 +134,12 @@ def _report_end(host: int, process: subprocess.Popen[str], ends: queue.SimpleQue
 def _kill(processes: Sequence[subprocess.Popen[str]]) -> None:
     for process in processes:
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # It has ended since.
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # It has ended since.
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:

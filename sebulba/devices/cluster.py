@@ -20,10 +20,10 @@ HEARTBEAT_SECONDS = 100
 """A host that sends no heartbeat for so long counts as dead, and the other hosts end."""
 _FAILURE_SECONDS = 15
 """How long a process that has failed waits for the others to end with it."""
-_LEAVE_SECONDS = 7 * 24 * 3600
-"""How long one that is through waits for the others, which may still write or evaluate."""
 _LINGER_SECONDS = 2.0
-_GAVE_UP = "sebulba/gave-up"
+_SAY_SECONDS = 5.0
+"""How long a process waits for the others without a word."""
+_FOLDER, _THROUGH, _GAVE_UP = "sebulba/leaving", "through", "gave up"
 _VISIBLE_DEVICES = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
 _CHOSEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ELSEWHERE = {
@@ -76,7 +76,7 @@ def initialize(
             process_id,
             cluster_detection_method="deactivate" if _is_lone_pod(os.environ, alone) else None,
             heartbeat_timeout_seconds=heartbeat_seconds,
-            # Those that are through have met in ``leave`` before that; so nobody waits for long.
+            # All that are through have waited in ``leave`` before that; so nobody waits for long.
             shutdown_timeout_seconds=_FAILURE_SECONDS,
         )
     except ValueError:
@@ -95,8 +95,11 @@ def initialize(
         atexit.register(_end)
 
 
-def give_up(code: int) -> None:
-    """End this process with ``code`` without waiting for the other hosts: the run has failed."""
+def give_up(code: int | None) -> None:
+    """End this process with ``code`` without waiting for the other hosts: the run has failed.
+
+    None takes it back: another run has begun.
+    """
     global _gave_up
     _gave_up = code
 
@@ -125,7 +128,7 @@ def leave(failed: bool) -> None:
     """Wait for the other hosts, so that all of them end together.
 
     Without it, JAX would end by a signal those that need more than a moment longer than the first:
-    to write a replay, or to evaluate what was trained.
+    to write a replay, or to evaluate what was trained. Ctrl-C ends the wait.
 
     Args:
       failed: wait for a moment only, since others may be dead or stand still.
@@ -133,15 +136,8 @@ def leave(failed: bool) -> None:
     coordinator = client()
     if coordinator is None:
         return
-    seconds = _FAILURE_SECONDS if failed else _LEAVE_SECONDS
-    try:
-        if failed:
-            coordinator.key_value_set(f"{_GAVE_UP}/{jax.process_index()}", "", True)
-        coordinator.wait_at_barrier("sebulba/leave", seconds * 1000)
-        if not coordinator.key_value_dir_get(_GAVE_UP):
-            return
-    except jax.errors.JaxRuntimeError:
-        pass  # Some have not come.
+    if _all_left(coordinator, failed):
+        return
     # JAX's own end would wait again for all, and then abort this process.
     for thing in (coordinator, jax_distributed.global_state.service):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))  # Or its destructor would.
@@ -150,6 +146,31 @@ def leave(failed: bool) -> None:
     if jax.process_index() == 0:
         # The others are ended by a signal if the coordinator is gone before they are.
         time.sleep(_LINGER_SECONDS)
+
+
+def _all_left(coordinator: Any, failed: bool) -> bool:
+    """Wait until all hosts leave; returns whether they do, and none of them because it failed."""
+    # Not at a barrier of JAX: the first to come sets its time limit for all, and no signal ends it.
+    said, pause, start = False, 0.02, time.monotonic()
+    failed_at = start if failed else None
+    with contextlib.suppress(jax.errors.JaxRuntimeError, KeyboardInterrupt):
+        me = f"{_FOLDER}/{jax.process_index()}"
+        coordinator.key_value_set(me, _GAVE_UP if failed else _THROUGH, True)
+        while True:
+            found = [how for _, how in coordinator.key_value_dir_get(_FOLDER)]
+            if len(found) == jax.process_count():
+                return _GAVE_UP not in found
+            now = time.monotonic()
+            if _GAVE_UP in found and failed_at is None:
+                failed_at = now
+            if failed_at is not None and now - failed_at > _FAILURE_SECONDS:
+                return False
+            if now - start > _SAY_SECONDS and not said:
+                said = True
+                print("sebulba: waiting for the other hosts to end", file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(1.0, 1.5 * pause)
+    return False
 
 
 def _check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -40,10 +40,11 @@ class AgreedError(ConfigError):
 
 
 @contextlib.contextmanager
-def refusing_together() -> Iterator[None]:
+def refusing_together(before_waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Raise on all hosts what any of them raises inside, so that none is left waiting.
 
-    All hosts must enter it, and must not wait for each other inside.
+    All hosts must enter it, and must not wait for each other inside. ``before_waiting`` is called
+    when this host begins to wait for the others.
 
     Raises:
       AgreedError: another host raised something; the message names the hosts.
@@ -53,6 +54,8 @@ def refusing_together() -> Iterator[None]:
         yield
     except Exception as raised:
         error = raised
+    if before_waiting is not None:
+        before_waiting()
     refused = np.flatnonzero(gather(np.array([error is not None])))
     if error is not None:
         raise error

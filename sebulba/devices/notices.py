@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from sebulba.devices import cluster
+from sebulba.runtime.threads import attempt
 from sebulba.runtime.watchdog import HostError
 
 _EVERY_SECONDS = 1.0
@@ -38,7 +39,8 @@ class Notices:
         self._ended = False
         self._curious = False
         self._hurry = threading.Event()
-        self._exchanged = threading.Event()
+        self._begun = self._done = 0  # Exchanges with the coordinator.
+        self._one_done = threading.Condition()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Notices]:
@@ -65,39 +67,40 @@ class Notices:
         return self._heard
 
     def first_failure(self) -> HostError | None:
-        """The first other host that has failed, if any."""
-        for host, (text, code) in sorted(self._failures.items()):
+        """The first other host that was heard to have failed, if any."""
+        for host, (text, code) in self._failures.items():
             return HostError(f"host {host} has ended, so this one ends too: {text}", code)
         return None
 
     def catch_up(self) -> None:
         """Wait until all that the others have told by now is heard, if the coordinator answers."""
-        self._exchanged.clear()
+        # One that has begun already may have read what there was before.
+        next_one = self._begun + 1
         self._hurry.set()
-        self._exchanged.wait(_TELL_SECONDS)
+        with self._one_done:
+            self._one_done.wait_for(lambda: self._done >= next_one, _TELL_SECONDS)
 
     def tell_failure(self, text: str, code: int) -> None:
         """Tell the others that this host has failed."""
-        # As a thread, since a coordinator that has stopped would not answer for minutes.
-        say = threading.Thread(target=self._put, args=("failed", json.dumps([text, code])))
-        say.daemon = True
-        say.start()
-        say.join(_TELL_SECONDS)
+        attempt(lambda: self._put("failed", json.dumps([text, code])), _TELL_SECONDS)
 
-    def fail(self, text: str, code: int) -> None:
-        """The same, and give them time to end together with this process."""
-        self.tell_failure(text, code)
+    def leave(self) -> None:
+        """Give them time to end together with this process, which has failed."""
         cluster.leave(failed=True)
 
     def _exchange_forever(self) -> None:
         while not self._ended:
             self._hurry.wait(_EVERY_SECONDS)
             self._hurry.clear()
+            self._begun += 1
             self._put("says", self._text)
             if self._curious:
                 self._heard = dict(self._get("says"))
-            self._failures |= {host: json.loads(text) for host, text in self._get("failed")}
-            self._exchanged.set()
+            for host, text in self._get("failed"):
+                self._failures.setdefault(host, json.loads(text))
+            with self._one_done:
+                self._done = self._begun
+                self._one_done.notify_all()
 
     def _put(self, kind: str, text: str) -> None:
         # The coordinator is gone if host 0 is; JAX ends this process then.

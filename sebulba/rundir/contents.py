@@ -39,7 +39,7 @@ def differences(there: Contents, tree: Any) -> str:
 
 def changed(there: Contents, tree: Any) -> list[str]:
     """Names of the arrays that are not what was written. The types must be the same."""
-    sums = np.asarray(_checksums(tree)).tolist()
+    sums = np.asarray(checksums(tree)).tolist()
     return [
         name
         for name, checksum in zip(_types(tree), sums, strict=True)
@@ -52,14 +52,12 @@ def digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
+@jax.jit
 def checksums(tree: Any) -> jax.Array:
     """``uint32[leaves]``, computed on the devices of ``tree``; any one bit changes them."""
     # The files have checksums for the index alone, and not for what is in the arrays.
     sums = [_checksum(leaf) for leaf in jax.tree.leaves(tree)]
     return jnp.stack(sums) if sums else jnp.zeros(0, jnp.uint32)
-
-
-_checksums = jax.jit(checksums)
 
 
 def _checksum(leaf: jax.Array) -> jax.Array:

@@ -233,6 +233,9 @@ class RunDirectory:
         for turn in replays:
             if turn < kept:
                 shutil.rmtree(folder / str(turn), ignore_errors=True)
+        for replaced in folder.glob("*.old"):  # By a run that was killed while it gave a name.
+            if int(replaced.stem) <= kept:
+                shutil.rmtree(replaced, ignore_errors=True)
         if not replays or kept == self._last_saved:
             self._last_saved = None
 

@@ -102,17 +102,18 @@ class SebulbaRun:
         except BaseException:
             # The actors have ended. The learner may still be writing a replay, and the caller
             # is about to unlock the directory, after which another run may write to it.
+            self._now.set("writing the last files", files=True)
             with contextlib.suppress(Exception):
                 self._learner.close()
             raise
-        self._now.set("writing the last files", writes=True)
+        self._now.set("writing the last files", files=True)
         self._learner.close()
         self._directory.finish()
 
     def _load_replay(self) -> list[str]:
         if not self._config.resume:
             return []
-        self._now.set("reading the replay", writes=True)
+        self._now.set("reading the replay", files=True)
         note = self._learner.load_replay(self._directory.replay(self._turn))
         return [note] if note else []
 
@@ -124,7 +125,8 @@ class SebulbaRun:
         """Whether the run ended because a host was asked to stop."""
         # Of several hosts, one that is asked after the last turn has done as much as the others.
         alone = self._topology.num_hosts == 1
-        return self._stop or (alone and self._interrupt.signal is not None)
+        is_complete = self._meter.steps >= self._config.total_steps
+        return self._stop or (alone and not is_complete and self._interrupt.signal is not None)
 
     def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
         try:
@@ -140,7 +142,7 @@ class SebulbaRun:
             with contextlib.suppress(ShutDown):
                 self._learn(display)
             if self.interrupted():
-                display.message("stopping; Ctrl-C again would end without a checkpoint")
+                display.message("stopping: a second signal ends the run at once")
         except Exception as error:
             error.add_note(f"in the learner, update {self.updates}")
             raise
@@ -285,7 +287,7 @@ class SebulbaRun:
         return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
-        self._now.set("writing a checkpoint", waits_for=OTHERS, writes=True)
+        self._now.set("writing a checkpoint", waits_for=OTHERS, files=True)
         self._saved_turn = self._turn
         counts = {"updates": self.updates, **self._meter.count()}
         params = self._learner.params(self._state)

@@ -34,6 +34,7 @@ def supervised(config: Config) -> Iterator[Supervision]:
       HostError: another host has failed, which is why this one did.
       ConfigError: there are several hosts, which have not been joined.
     """
+    cluster.give_up(None)
     with _hosts() as hosts:
         interrupt = Interrupt(lambda: watchdog.end_now())
         # A single host has nothing to save before it trains. Several must agree on when to stop.

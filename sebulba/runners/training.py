@@ -22,6 +22,7 @@ from sebulba.runners import environments
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
+from sebulba.runtime.activity import OTHERS
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
@@ -95,12 +96,15 @@ def train(
       Exception: the first failure of any thread, with a note that says where it came from.
     """
     algorithm = algorithm or algorithms.of(config)
-    with distributed.refusing_together():
-        config = _checked(config, own_env=make_env is not None)
-    with supervised(config) as supervision:
-        supervision.watchdog.activities.learner.set("making the parts of the run")
+    config, refused = _checked(config, own_env=make_env is not None)
+    # Others may never come, or not as soon: so nothing waits for them without supervision.
+    with supervised(Config() if refused else config) as supervision:
+        now = supervision.watchdog.activities.learner
+        now.set("making the parts of the run")
         # What can refuse the config comes before the run directory: nothing is written then.
-        with distributed.refusing_together():
+        with distributed.refusing_together(lambda: now.set("starting", waits_for=OTHERS)):
+            if refused is not None:
+                raise refused
             topology, notes = _place(algorithm, config, topology)
             parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer)
             notes += [parts.learner.prepare()]
@@ -118,13 +122,14 @@ def _run(
     parts: Parts, algorithm: str, progress: bool, notes: list[str], supervision: Supervision
 ) -> SebulbaRun:
     """A run from its parts, when it has ended; ``notes`` are shown once the display is open."""
-    config = parts.config
+    config, now = parts.config, supervision.watchdog.activities.learner
     title = f"{config.preset or algorithm} · {config.env} · {parts.topology}"
     with RunDirectory(config, algorithm) as directory:
+        now.set("making the parameters")
         fresh = parts.learner.init(jax.random.key(config.seed))
-        run = SebulbaRun(
-            parts, directory, directory.restore(fresh, parts.learner.params(fresh)), supervision
-        )
+        now.set("reading the checkpoint", waits_for=OTHERS, files=True)
+        start = directory.restore(fresh, parts.learner.params(fresh))
+        run = SebulbaRun(parts, directory, start, supervision)
         shown = progress and distributed.is_primary()
         with Progress(config.total_steps, title, enabled=shown) as display:
             run.run(display, [*notes, *directory.notes])
@@ -143,14 +148,18 @@ def _place(
     return topology, notes
 
 
-def _checked(config: Config, own_env: bool) -> Config:
-    config.validate()
+def _checked(config: Config, own_env: bool) -> tuple[Config, ConfigError | None]:
+    """The config as it is used, and why it cannot be, if so."""
+    try:
+        config.validate()
+    except ConfigError as error:
+        return config, error
     if own_env:
         # What the saved config then says, so that evaluation asks for ``make_env`` again.
         config = dataclasses.replace(config, env=environments.OWN_ENV)
     if config.out is not None:  # Users may pass a string from Python.
         config = dataclasses.replace(config, out=Path(config.out).expanduser())
-    return config
+    return config, None
 
 
 def _make_parts(

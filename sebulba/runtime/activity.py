@@ -15,18 +15,18 @@ class Activity:
       doing: a phrase after "has been", such as "stepping its environments".
       since: when it began to, on the clock of ``time.monotonic``.
       waits_for: name of the thread that it waits for, or ``OTHERS``; "" if it waits for neither.
-      writes: whether it waits for files to be written, which takes as long as it takes.
+      files: whether it waits for files to be read or written, which takes as long as it takes.
     """
 
-    __slots__ = ("doing", "since", "waits_for", "writes")
+    __slots__ = ("doing", "files", "since", "waits_for")
 
     def __init__(self) -> None:
         self.set("starting")
 
-    def set(self, doing: str, waits_for: str = "", writes: bool = False) -> None:
+    def set(self, doing: str, waits_for: str = "", files: bool = False) -> None:
         """Note what this thread does from now on."""
         self.since = time.monotonic()
-        self.doing, self.waits_for, self.writes = doing, waits_for, writes
+        self.doing, self.waits_for, self.files = doing, waits_for, files
 
     def seconds(self) -> float:
         """How long it has been doing this."""

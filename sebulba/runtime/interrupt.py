@@ -71,7 +71,9 @@ class Interrupt:
             _listening.remove(self)
             signal.set_wakeup_fd(previous)
             self._put_handlers_back()
-            heard.close()  # Ends the thread.
+            # Ends the thread; closing alone would not, while a forked worker has the socket too.
+            heard.shutdown(socket.SHUT_RDWR)
+            heard.close()
             ears.join()
             ours.close()
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from sebulba.runtime.activity import OTHERS, Activities
 from sebulba.runtime.interrupt import Interrupt, may_end
+from sebulba.runtime.threads import attempt
 
 WRONG_INPUT = 2
 """Exit code of a command whose input is wrong."""
@@ -25,8 +26,11 @@ INTERRUPTED = 130
 PATIENCE = 6
 """How many times longer than usual nothing may move while a program is compiled."""
 _LOOK_SECONDS = 0.5
-_WRITTEN_BYTES = 1 << 16
-"""Files are being written if this much is written between two looks; a row of metrics is less."""
+_PRINT_SECONDS = 2.0
+_FOLLOW_SECONDS = 10.0
+"""How long a run may take to end after another host has: the coordinator waits a little longer."""
+_MOVED_BYTES = 1 << 16
+"""Files are being read or written if this much is between two looks; a row of metrics is less."""
 
 
 class StallError(RuntimeError):
@@ -72,8 +76,8 @@ class Hosts(Protocol):
     def tell_failure(self, text: str, code: int) -> None:
         """Tell the others that this host has failed."""
 
-    def fail(self, text: str, code: int) -> None:
-        """The same, and give them time to end together with this process."""
+    def leave(self) -> None:
+        """Give them time to end together with this process, which has failed."""
 
 
 class Alone:
@@ -96,7 +100,7 @@ class Alone:
     def tell_failure(self, text: str, code: int) -> None:
         """Nobody hears it."""
 
-    def fail(self, text: str, code: int) -> None:
+    def leave(self) -> None:
         """Nobody waits for this process."""
 
 
@@ -135,8 +139,8 @@ class Watchdog:
         self._interrupt = interrupt
         self._hosts = hosts or Alone()
         self._ended = threading.Event()
-        self._written = _bytes_written()
-        self._written_at = 0.0
+        self._bytes = _bytes_moved()
+        self._bytes_at = 0.0
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Watchdog]:
@@ -160,7 +164,7 @@ class Watchdog:
 
     def _look_forever(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            self._notice_writing()
+            self._notice_files()
             self._hosts.tell(self._say())
             if error := self._hosts.first_failure():
                 self._stop(error)
@@ -169,7 +173,7 @@ class Watchdog:
     def _look(self) -> None:
         """End the run if it has stood still for too long."""
         now = time.monotonic()
-        moved = max(self.activities.learner.since, self._written_at)
+        moved = max(self.activities.learner.since, self._bytes_at)
         number = self._interrupt.signal
         if number is not None and may_end(number):
             if now - max(moved, self._interrupt.at) > self._grace_seconds:
@@ -180,10 +184,10 @@ class Watchdog:
         if limit and now - moved > limit and now - moved > limit * self._patience():
             self._stop_what_stands_still(now - moved)
 
-    def _notice_writing(self) -> None:
-        before, self._written = self._written, _bytes_written()
-        if self.activities.learner.writes and self._written - before > _WRITTEN_BYTES:
-            self._written_at = time.monotonic()
+    def _notice_files(self) -> None:
+        before, self._bytes = self._bytes, _bytes_moved()
+        if self.activities.learner.files and self._bytes - before > _MOVED_BYTES:
+            self._bytes_at = time.monotonic()
 
     def _say(self) -> str:
         """What this host tells the others."""
@@ -218,14 +222,22 @@ class Watchdog:
     def _stop(self, error: Exception) -> None:
         """Have the run end by ``error``, or the process if the run does not."""
         self.error = error
-        if not self._ended.wait(self._grace_seconds):
-            self._end_process(f"the run has not ended by itself: {error}", exit_code(error))
+        seconds = self._grace_seconds
+        if isinstance(error, HostError):
+            seconds = min(seconds, _FOLLOW_SECONDS)
+        if not self._ended.wait(seconds):
+            self._end_process(
+                f"the run has not ended by itself: {error}",
+                exit_code(error),
+                is_cause=not isinstance(error, HostError),
+            )
 
-    def _end_process(self, why: str, code: int) -> None:
+    def _end_process(self, why: str, code: int, is_cause: bool = True) -> None:
         _print(f"{why}\nThe process ends. The last complete checkpoint stays.")
-        self._hosts.fail(why, code)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
+        if is_cause:
+            self._hosts.tell_failure(why, code)
+        self._hosts.leave()
+        attempt(sys.stdout.flush, _PRINT_SECONDS)
         os._exit(code)
 
 
@@ -243,12 +255,11 @@ _COMPILER = tuple(
 )
 
 
-def _bytes_written() -> int:
-    """Bytes that this process has written to files; 0 where the system does not say."""
+def _bytes_moved() -> int:
+    """Bytes that this process has read from files and written; 0 where the system does not say."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/io").read_text().splitlines():
-            if line.startswith("wchar:"):
-                return int(line.split()[1])
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
     return 0
 
 
@@ -274,5 +285,5 @@ def _stacks() -> str:
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # Standard error may be closed.
-        print(f"sebulba: {text}", file=sys.stderr, flush=True)
+    # Standard error may be closed, or a pipe that nobody reads.
+    attempt(lambda: print(f"sebulba: {text}", file=sys.stderr, flush=True), _PRINT_SECONDS)

@@ -15,6 +15,7 @@ import pytest
 from paths import ROOT
 
 from sebulba import read_metrics
+from sebulba.cli import pod_processes
 
 slow = pytest.mark.slow
 
@@ -54,6 +55,22 @@ def start(host, *_):
 
 pod_processes._start = start
 pod_processes.run(2, 1, [])
+"""
+
+
+WORKERS_OUTLIVE_THEIR_HOST = """
+import subprocess, sys
+from sebulba.cli import pod_processes
+
+def start(host, *_):
+    forks = "import os, time; os.fork() or time.sleep(600); print('done')"
+    return subprocess.Popen(
+        [sys.executable, "-c", forks], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+pod_processes._PRINT_SECONDS = 0.5
+pod_processes._start = start
+print(pod_processes.run(1, 1, []))
 """
 
 
@@ -229,6 +246,37 @@ def test_a_second_ctrl_c_ends_processes_that_hang() -> None:
     # All that held the pipe have ended.
     parent.communicate(timeout=20)
     assert parent.returncode != 0
+
+
+def test_a_pod_ends_although_a_worker_of_a_host_holds_its_output() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS_OUTLIVE_THEIR_HOST],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Exit(host=0, code=0)" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ([], "10"),
+        (["--heartbeat-seconds", "5"], "5"),
+        (["--heartbeat-seconds=5"], "5"),
+        (["--heartbeat_seconds", "5"], "5"),
+    ],
+)
+def test_the_heartbeat_of_a_pod_can_be_set(
+    words: list[str], seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(pod_processes.subprocess, "Popen", lambda words, **_: given.append(words))
+    pod_processes._start(0, 2, 4, "here:1", ["train", *words])
+    found = [word.replace("_", "-").replace("=", " ") for word in given[0]]
+    assert " ".join(found).count(f"--heartbeat-seconds {seconds}") == 1
+    assert " ".join(found).count("--heartbeat-seconds") == 1
 
 
 def test_ctrl_c_between_two_starts_ends_what_has_started() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import pytest
+from whole_runs import tiny
 
 from sebulba import ConfigError
 from sebulba.devices import cluster
+from sebulba.runners.supervision import supervised
 
 GPUS = "jax_cuda_visible_devices"
 SLURM = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
@@ -126,3 +130,57 @@ def test_the_heartbeat_can_be_set(start: Any) -> None:
     assert given["heartbeat_timeout_seconds"] == 40
     with pytest.raises(ConfigError, match="heartbeat_seconds is 0: it must be at least 1"):
         cluster.initialize(heartbeat_seconds=0)
+
+
+class Coordinator:
+    """What JAX's coordinator keeps; ``others`` are the notes that it gets from another host."""
+
+    def __init__(self, others: list[str]) -> None:
+        self._notes: dict[str, str] = {}
+        self._others = others
+
+    def key_value_set(self, key: str, text: str, _replace: bool) -> None:
+        self._notes[key] = text
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        if self._others:
+            self._notes[f"{folder}/1"] = self._others.pop(0)
+        return [item for item in self._notes.items() if item[0].startswith(folder)]
+
+
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(cluster, "_FAILURE_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("others", "failed", "all_well"),
+    [
+        (["through"], False, True),
+        (["gave up"], False, False),
+        (["through"], True, False),
+        ([], True, False),  # The other one never comes.
+    ],
+)
+def test_hosts_leave_together(
+    two_hosts: None, others: list[str], failed: bool, all_well: bool
+) -> None:
+    assert cluster._all_left(Coordinator(others), failed) == all_well
+
+
+def test_ctrl_c_ends_the_wait_for_other_hosts(
+    two_hosts: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_SAY_SECONDS", 0.05)
+    interrupt = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    assert not cluster._all_left(Coordinator([]), failed=False)
+    assert capfd.readouterr().err == "sebulba: waiting for the other hosts to end\n"
+
+
+def test_a_run_that_follows_a_failed_one_ends_well() -> None:
+    cluster.give_up(5)
+    with supervised(tiny()):
+        pass
+    assert cluster._gave_up is None

@@ -43,3 +43,16 @@ def test_a_replay_stays_until_there_is_a_newer_one_with_its_checkpoint(tmp_path:
         assert replays(tmp_path) == ["2", "9"]
         save(directory, 3).mkdir()
     assert replays(tmp_path) == ["3", "9"]
+
+
+def test_a_replay_that_was_being_replaced_goes_with_the_older_ones(tmp_path: Path) -> None:
+    """As a kill leaves it between giving the old one another name and removing it."""
+    config = tiny(out=tmp_path, checkpoint=CheckpointConfig(max_to_keep=2))
+    with RunDirectory(config, "vtrace") as directory:
+        directory.begin(0)
+        first = save(directory, 1)
+        for name in ("1.old", "2.old", "9.old"):
+            (first.parent / name).mkdir(parents=True)
+        save(directory, 2).mkdir()
+        directory.check()
+        assert replays(tmp_path) == ["2", "9.old"]

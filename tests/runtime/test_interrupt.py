@@ -157,3 +157,26 @@ def test_outside_the_main_thread_listening_changes_nothing() -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(signal.SIGTERM)]
+
+
+LISTENING_ENDS = """
+import faulthandler, os, time
+from sebulba.runtime.interrupt import Interrupt
+
+faulthandler.dump_traceback_later(20, exit=True)
+with Interrupt().listen():
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(60)
+        os._exit(0)
+os.kill(worker, 9)
+print("ended", flush=True)
+"""
+
+
+def test_listening_ends_while_a_forked_worker_lives() -> None:
+    """An environment that hangs is not closed, so its workers outlive the run."""
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING_ENDS], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "ended\n", done.stderr

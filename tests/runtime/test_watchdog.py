@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from sebulba.runtime import watchdog as module
 from sebulba.runtime.activity import OTHERS, Activities
@@ -20,9 +23,13 @@ class Hosts(Alone):
     def __init__(self, said: dict[int, str], failure: HostError | None = None) -> None:
         self.said, self.failure = said, failure
         self.told: list[str] = []
+        self.failed: list[str] = []
 
     def tell(self, text: str) -> None:
         self.told.append(text)
+
+    def tell_failure(self, text: str, code: int) -> None:
+        self.failed.append(text)
 
     def heard(self) -> dict[int, str]:
         return self.said
@@ -123,7 +130,7 @@ def test_without_a_limit_nothing_is_too_long() -> None:
 
 def test_writing_may_take_as_long_as_bytes_are_written(tmp_path: Path) -> None:
     dog = Watchdog(0.4, 60, Interrupt())
-    dog.activities.learner.set("writing a checkpoint", writes=True)
+    dog.activities.learner.set("writing a checkpoint", files=True)
     with dog.watch(), (tmp_path / "file").open("wb", buffering=0) as file:
         for _ in range(50):
             file.write(bytes(1 << 18))
@@ -153,3 +160,56 @@ def test_what_each_thread_does_is_described() -> None:
         "  the learner has been publishing parameters",
         "  actor-0 has been acting",
     ]
+
+
+def test_reading_may_take_as_long_as_bytes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 24))
+    dog = Watchdog(0.4, 60, Interrupt())
+    dog.activities.learner.set("reading the replay", files=True)
+    with dog.watch(), (tmp_path / "file").open("rb", buffering=0) as file:
+        for _ in range(50):
+            file.read(1 << 18)
+            time.sleep(0.02)
+        assert dog.error is None
+        error_of(dog)
+
+
+NOBODY_READS = """
+import os, time
+from sebulba.runtime import watchdog
+from sebulba.runtime.interrupt import Interrupt
+
+watchdog._PRINT_SECONDS = 0.5
+dog = watchdog.Watchdog(0.5, 0.5, Interrupt())
+read, write = os.pipe()
+os.dup2(write, 2)
+os.set_blocking(write, False)
+try:
+    while True:
+        os.write(write, bytes(1 << 16))
+except BlockingIOError:
+    os.set_blocking(write, True)
+with dog.watch():
+    time.sleep(600)
+"""
+
+
+def test_a_run_ends_although_nobody_reads_what_it_prints() -> None:
+    done = subprocess.run([sys.executable, "-c", NOBODY_READS], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 75
+
+
+def test_a_failure_of_another_host_is_not_told_again() -> None:
+    """Otherwise the others would name this host as the cause."""
+    ended: list[int] = []
+    hosts = Hosts({}, HostError("host 1 has ended", 3))
+    dog = Watchdog(60, 0.1, Interrupt(), hosts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.os, "_exit", ended.append)
+        with dog.watch():
+            deadline = time.monotonic() + 10
+            while not ended:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    assert ended[0] == 3
+    assert hosts.failed == []
