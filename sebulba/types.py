@@ -131,6 +131,16 @@ class DiscreteSpec(NamedTuple):
     num_actions: int
 
 
+class MultiDiscreteSpec(NamedTuple):
+    """Several discrete actions at once, as int32 ``[B, len(num_actions)]``.
+
+    Attributes:
+      num_actions: how many values each of them has: number i is 0, ..., num_actions[i] - 1.
+    """
+
+    num_actions: tuple[int, ...]
+
+
 class BoxSpec(NamedTuple):
     """Continuous actions between ``low`` and ``high``, as float32 ``[B, *low.shape]``."""
 
@@ -138,18 +148,21 @@ class BoxSpec(NamedTuple):
     high: np.ndarray[Any, np.dtype[np.float32]]
 
 
+ActionSpec = DiscreteSpec | MultiDiscreteSpec | BoxSpec
+
+
 class EnvSpec(NamedTuple):
     """The observations and actions of a batch of environments.
 
     Attributes:
       observation: an ``ArraySpec`` or a dict of them.
-      action: a ``DiscreteSpec`` or a ``BoxSpec``.
+      action: a ``DiscreteSpec``, a ``MultiDiscreteSpec`` or a ``BoxSpec``.
       num_envs: B.
       frame_skip: frames of the underlying game for each agent step.
     """
 
     observation: Any
-    action: DiscreteSpec | BoxSpec
+    action: ActionSpec
     num_envs: int
     frame_skip: int = 1
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.types import BoxSpec, DiscreteSpec
+from sebulba.types import ActionSpec, DiscreteSpec, MultiDiscreteSpec
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Standard deviations are from 0.0067 to 7.4: nothing overflows, float32 ratios are exact to 1e-4.
@@ -65,6 +66,58 @@ class Categorical:
         """Return the entropy in nats, ``[...]``."""
         log_probs = jax.nn.log_softmax(parameters)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiCategorical:
+    """Several independent discrete actions: a product of ``Categorical``.
+
+    ``parameters`` are the finite logits of the first action, then those of the second, and so on:
+    ``[..., sum(num_actions)]``. ``action`` and ``raw`` are the same int32 array
+    ``[..., len(num_actions)]``.
+    """
+
+    num_actions: tuple[int, ...]
+
+    @property
+    def parameters_size(self) -> int:
+        """Outputs of the network for each environment."""
+        return sum(self.num_actions)
+
+    def sample(self, key: jax.Array, parameters: jax.Array) -> Sample:
+        """Draw one action of each kind for each row of ``parameters``."""
+        keys = jax.random.split(key, len(self.num_actions))
+        return self._each(lambda i, one, logits: one.sample(keys[i], logits).action, parameters)
+
+    def mode(self, parameters: jax.Array) -> Sample:
+        """Return the most probable action of each kind."""
+        return self._each(lambda i, one, logits: one.mode(logits).action, parameters)
+
+    def log_prob(self, parameters: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability of all actions together, ``[...]``."""
+        parts = enumerate(self._parts(parameters))
+        return _total([one.log_prob(logits, raw[..., i]) for i, (one, logits) in parts])
+
+    def entropy(self, parameters: jax.Array) -> jax.Array:
+        """Return the entropy of all actions together in nats, ``[...]``."""
+        return _total([one.entropy(logits) for one, logits in self._parts(parameters)])
+
+    def _each(
+        self, choose: Callable[[int, Categorical, jax.Array], jax.Array], parameters: jax.Array
+    ) -> Sample:
+        parts = self._parts(parameters)
+        chosen = [choose(i, one, logits) for i, (one, logits) in enumerate(parts)]
+        action = jnp.stack(chosen, axis=-1)
+        return Sample(action, action)
+
+    def _parts(self, parameters: jax.Array) -> list[tuple[Categorical, jax.Array]]:
+        ends = np.cumsum(self.num_actions)[:-1].tolist()
+        logits = jnp.split(parameters, ends, axis=-1)
+        return [(Categorical(n), part) for n, part in zip(self.num_actions, logits, strict=True)]
+
+
+def _total(parts: list[jax.Array]) -> jax.Array:
+    return jnp.sum(jnp.stack(parts), axis=0)
 
 
 def _exact(parameters: jax.Array) -> Any:
@@ -167,16 +220,16 @@ def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.clip(log_std, *LOG_STD_RANGE)
 
 
-Distribution = Categorical | DiagonalGaussian
+Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
-def make(
-    action_spec: DiscreteSpec | BoxSpec, squash: Literal["tanh", "clip"] = "tanh"
-) -> Distribution:
+def make(action_spec: ActionSpec, squash: Literal["tanh", "clip"] = "tanh") -> Distribution:
     """Return the distribution over the actions of ``action_spec``.
 
     ``squash`` is for continuous actions only; see ``DiagonalGaussian``, also for errors.
     """
     if isinstance(action_spec, DiscreteSpec):
         return Categorical(action_spec.num_actions)
+    if isinstance(action_spec, MultiDiscreteSpec):
+        return MultiCategorical(action_spec.num_actions)
     return DiagonalGaussian(action_spec.low, action_spec.high, squash)

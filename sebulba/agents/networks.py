@@ -20,7 +20,7 @@ from sebulba.config import NetworkConfig
 from sebulba.ops.convolution import DataFormat, conv2d
 from sebulba.ops.lstm import lstm
 from sebulba.ops.pooling import max_pool
-from sebulba.types import ArrayTree, BoxSpec, EnvSpec, State, Timestep
+from sebulba.types import ActionSpec, ArrayTree, BoxSpec, DiscreteSpec, EnvSpec, State, Timestep
 
 Array = jax.Array
 
@@ -70,7 +70,7 @@ class Network(nn.Module):
         # The torso has no memory, so it takes all T * B observations as one batch.
         lead = timestep.first.shape
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
-        features = _torso(self.config, dtype)(flat)
+        features = _encode(self.config, dtype, flat)
         features = features.reshape(*lead, -1)
         if self.config.core == "lstm":
             inputs = _core_inputs(features, timestep.reward, action, self.spec)
@@ -257,9 +257,41 @@ class Conv(nn.Module):
         return (convolve(x, kernel, offset=mean) * scale + bias).astype(self.dtype)
 
 
-def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether an array of an observation is large enough an image for the convolutions.
+
+    Images are ``[H, W]`` or ``[H, W, C]``. The three convolutions of ``SHALLOW`` leave at least one
+    pixel of 36 x 36, and none of 35 x 35.
+    """
+    return len(shape) in (2, 3) and min(shape[:2]) >= 36
+
+
+def _encode(config: NetworkConfig, dtype: Any, observation: ArrayTree) -> Array:
+    """Map arrays ``[N, ...]`` to features ``[N, F]``.
+
+    Convolutions take each image, and an MLP all that is none. Each has layers of ``hidden_sizes``
+    of its own. Their features are concatenated.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(observation)
     if config.torso == "mlp":
-        return MLP(config.hidden_sizes, dtype, name="torso")
+        return _torso(config, dtype)(observation)
+    if len(leaves) == 1:
+        return _torso(config, dtype)(leaves[0][1])
+    images = {_name(path): leaf for path, leaf in leaves if is_image(leaf.shape[1:])}
+    vectors = [leaf for _, leaf in leaves if not is_image(leaf.shape[1:])]
+    features = [_torso(config, dtype, f"torso_{name}")(leaf) for name, leaf in images.items()]
+    if vectors:
+        features.append(MLP(config.hidden_sizes, dtype, name="torso")(vectors))
+    return jnp.concatenate(features, axis=-1)
+
+
+def _name(path: Any) -> str:
+    return "_".join(str(entry.key) for entry in path)
+
+
+def _torso(config: NetworkConfig, dtype: Any, name: str = "torso") -> nn.Module:
+    if config.torso == "mlp":
+        return MLP(config.hidden_sizes, dtype, name=name)
     # Stacked frames are planes [k, H, W]; images with channels of their own are [H, W, C].
     data_format: DataFormat = "NCHW" if config.frame_stack > 1 else "NHWC"
     kinds: dict[str, Callable[..., nn.Module]] = {
@@ -268,7 +300,7 @@ def _torso(config: NetworkConfig, dtype: Any) -> nn.Module:
         "deep": ResNetTorso,
     }
     normalize = config.pixels == "normalized"
-    return kinds[config.torso](config.hidden_sizes, dtype, data_format, normalize, name="torso")
+    return kinds[config.torso](config.hidden_sizes, dtype, data_format, normalize, name=name)
 
 
 def _moments(images: Array) -> tuple[Array, Array]:
@@ -311,10 +343,16 @@ def _core_inputs(features: Array, reward: Array, action: Any, spec: EnvSpec) -> 
     """Concatenate features, the last reward (clipped to [-1, 1]) and the last action."""
     parts = [features, jnp.clip(reward, -1, 1)[..., None].astype(features.dtype)]
     if action is not None:
-        if isinstance(spec.action, BoxSpec):
-            action = action.reshape(*action.shape[:2], -1)
-        else:
-            # The first timestep of an episode has action 0, so it looks like one after action 0.
-            action = jax.nn.one_hot(action, spec.action.num_actions)
-        parts.append(action.astype(features.dtype))
+        parts.append(_action_features(action, spec.action).astype(features.dtype))
     return lax.concatenate(parts, dimension=features.ndim - 1)
+
+
+def _action_features(action: Array, spec: ActionSpec) -> Array:
+    """Map actions ``[T, B, ...]`` to features ``[T, B, F]``."""
+    if isinstance(spec, BoxSpec):
+        return action.reshape(*action.shape[:2], -1)
+    # The first timestep of an episode has action 0, so it looks like one after action 0.
+    if isinstance(spec, DiscreteSpec):
+        return jax.nn.one_hot(action, spec.num_actions)
+    parts = [jax.nn.one_hot(action[..., i], n) for i, n in enumerate(spec.num_actions)]
+    return jnp.concatenate(parts, axis=-1)

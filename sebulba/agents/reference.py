@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import numpy as np
 
 from sebulba.agents import networks
 from sebulba.agents.distributions import Distribution
+from sebulba.agents.networks import is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.previous_action import check_action, has_action
 from sebulba.types import (
@@ -139,12 +141,12 @@ class QAgent:
         In training it is 0, and the actors explore (see ``sebulba.inference.exploration``).
 
         Raises:
-          ValueError: the actions are continuous.
+          ValueError: the action is not a single discrete one.
         """
         if not isinstance(spec.action, DiscreteSpec):
             raise ValueError(
-                f"the action is {spec.action}: Q-learning takes the best of a finite number of "
-                "actions. Choose an environment with discrete actions, or V-trace."
+                f"the action is {spec.action}: Q-learning takes the best of the actions of a "
+                "DiscreteSpec. Choose an environment with one discrete action, or V-trace."
             )
         num_actions = spec.action.num_actions
         self._config = config
@@ -227,43 +229,69 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     if has_action(spec):
         observation = observation["observation"]
     shapes = _shapes(observation, env)
-    if isinstance(shapes, dict):
-        if network.torso != "mlp" or network.frame_stack > 1:
-            raise ConfigError(
-                f"{env} observes a dict {shapes}: only torso mlp with frame_stack 1 takes "
-                "that. Set --network.torso mlp --network.frame-stack 1."
-            )
-        return
-    if network.torso == "mlp":
-        return
-    # Stacking makes frames the channels, so only frames without channels can be stacked.
-    rank = 2 if network.frame_stack > 1 else len(shapes)
-    # The three convolutions of "shallow" leave at least one pixel of 36 x 36, and none of 35 x 35.
-    if len(shapes) != rank or rank not in (2, 3) or min(shapes[:2]) < 36:
-        # An image with channels only has to give up stacking; anything else has to be an MLP's.
-        color = len(shapes) == 3 and min(shapes[:2]) >= 36
-        raise ConfigError(
-            f"{env} observes an array of shape {shapes}: torso {network.torso} takes images "
-            "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
-            "[height, width, channels]. Set "
-            + ("" if color else "--network.torso mlp ")
-            + "--network.frame-stack 1."
-        )
-    if network.pixels == "normalized" and observation.dtype != np.uint8:
-        raise ConfigError(
-            f"{env} observes {observation.dtype}: only pixels of uint8 are normalized. "
-            "Set --network.pixels scaled."
-        )
-
-
-def _shapes(observation: Any, env: str) -> dict[str, tuple[int, ...]] | tuple[int, ...]:
-    """The shape of an observation, or of each array of a flat dict."""
-    arrays = observation.values() if isinstance(observation, dict) else [observation]
-    if not all(hasattr(array, "shape") for array in arrays):
-        raise ConfigError(
-            f"{env} observes {observation}: the reference networks take an array or a flat dict of "
-            "arrays. Make it flat in the environment, or give train an agent of your own."
-        )
     if isinstance(observation, dict):
-        return {name: tuple(array.shape) for name, array in observation.items()}
-    return tuple(observation.shape)
+        _check_dict(network, shapes, env)
+    elif network.torso != "mlp":
+        _check_image(network, shapes[""], env)
+    for image in (array for array in jax.tree.leaves(observation) if is_image(array.shape)):
+        _check_pixels(network, image.shape, image.dtype, env)
+
+
+def _check_pixels(
+    network: NetworkConfig, shape: tuple[int, ...], dtype: np.dtype[Any], env: str
+) -> None:
+    if network.torso == "mlp" and dtype == np.uint8:
+        raise ConfigError(
+            f"{env} observes an image {shape}: torso mlp would take its pixels one by one, and "
+            "learn next to nothing. Set --network.torso small, shallow or deep."
+        )
+    if network.torso != "mlp" and network.pixels == "normalized" and dtype != np.uint8:
+        raise ConfigError(
+            f"{env} observes {dtype}: only pixels of uint8 are normalized. Set --network.pixels "
+            "scaled."
+        )
+
+
+def _check_dict(network: NetworkConfig, shapes: Mapping[str, tuple[int, ...]], env: str) -> None:
+    if network.frame_stack > 1:
+        raise ConfigError(
+            f"{env} observes a dict {dict(shapes)}: only a single image can be stacked. Set "
+            "--network.frame-stack 1."
+        )
+    if network.torso != "mlp" and not any(map(is_image, shapes.values())):
+        raise ConfigError(
+            f"{env} observes a dict {dict(shapes)}: torso {network.torso} takes images of at least "
+            "36 x 36 pixels, and none is there. Set --network.torso mlp."
+        )
+
+
+def _check_image(network: NetworkConfig, shape: tuple[int, ...], env: str) -> None:
+    # Stacking makes frames the channels, so only frames without channels can be stacked.
+    if is_image(shape) and (network.frame_stack == 1 or len(shape) == 2):
+        return
+    # An image with channels only has to give up stacking; anything else has to be an MLP's.
+    raise ConfigError(
+        f"{env} observes an array of shape {shape}: torso {network.torso} takes images "
+        "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
+        "[height, width, channels]. Set "
+        + ("" if is_image(shape) else "--network.torso mlp ")
+        + "--network.frame-stack 1."
+    )
+
+
+def _shapes(observation: Any, env: str) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of an observation, by its name; "" is that of a single array.
+
+    Raises:
+      ConfigError: it is no array, and no dict of arrays or of such dicts.
+    """
+    found = {}
+    for path, array in jax.tree_util.tree_leaves_with_path(observation):
+        if not hasattr(array, "shape") or not all(hasattr(entry, "key") for entry in path):
+            raise ConfigError(
+                f"{env} observes {observation}: the reference networks take an array or a dict of "
+                "arrays, which may be nested. Make it one in the environment, or give train an "
+                "agent of your own."
+            )
+        found[".".join(str(entry.key) for entry in path)] = tuple(array.shape)
+    return found

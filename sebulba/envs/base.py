@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,3 +51,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
 def _some(names: Iterable[str], limit: int = 10) -> str:
     names = sorted(names)
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+
+
+def map_arrays(convert: Callable[..., Any], *observations: Any) -> Any:
+    """Call ``convert`` on each array of observations of one structure: arrays or nested dicts."""
+    # Not by jax.tree, so that environments run where there is no JAX.
+    if not isinstance(observations[0], Mapping):
+        return convert(*observations)
+    return {
+        name: map_arrays(convert, *(observation[name] for observation in observations))
+        for name in observations[0]
+    }

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.envs import atari, envpool_spec
-from sebulba.envs.base import check_num_envs, unknown
+from sebulba.envs import atari, envpool_spec, vizdoom
+from sebulba.envs.base import check_num_envs, map_arrays, unknown
 from sebulba.types import ArraySpec, EnvSpec, Timestep
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def environment_ids() -> list[str]:
 
 
 class EnvPoolEnv:
-    """A batch of any single-agent environment of EnvPool that observes an array or a flat dict.
+    """A batch of any single-agent environment of EnvPool that observes an array or a dict.
 
     Observations of float64 become float32. Rewards are those of the environment, never clipped.
     The discount is 0 on termination and 1 on truncation. If EnvPool does not say which of the two
@@ -49,6 +49,8 @@ class EnvPoolEnv:
     With ``zero_discount_on_life_loss`` (set by ``"impala"``) the discount is 0 at a timestep with
     fewer lives than the one before, but the game continues: ``first`` stays False, and the sum of
     rewards between two timesteps with ``first`` is the return of the whole game.
+
+    In ViZDoom an action is one of the combinations of buttons, and observations are single frames.
 
     Args:
       env_id: an id of ``envpool.list_all_envs()``.
@@ -103,7 +105,7 @@ class EnvPoolEnv:
         self._spec = envpool_spec.env_spec(native, num_envs)
         action = envpool_spec.native_action(native)
         self._action = dataclasses.replace(action, shape=(num_envs, *action.shape))
-        (self._observation_key, *_) = envpool_spec.observation_keys(native)
+        self._observation_keys = envpool_spec.observation_keys(native)
         self._env_ids = np.arange(num_envs, dtype=np.int32)
         self._ends_on_life_loss = getattr(native.config, "zero_discount_on_life_loss", False)
         self._lives = np.zeros(num_envs, np.int32)
@@ -155,10 +157,8 @@ class EnvPoolEnv:
         return terminated
 
     def _observation(self, state: Mapping[str, Array]) -> Any:
-        spec = self._spec.observation
-        if isinstance(spec, dict):
-            return {name: _as(spec[name], state[f"obs:{name}"]) for name in spec}
-        return _as(spec, state[self._observation_key])
+        arrays = envpool_spec.nested({key: state[key] for key in self._observation_keys})
+        return map_arrays(_as, self._spec.observation, arrays)
 
 
 def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> Mapping[str, Any]:
@@ -173,8 +173,12 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> M
     if env_id not in known:
         raise unknown("environment", env_id, known)
     spec: Any = envpool.make_spec(env_id)
-    is_atari = envpool_spec.is_atari(spec)
-    owned = {**_OWNED, **(atari.OWNED if is_atari else {})}
+    is_atari, is_vizdoom = envpool_spec.is_atari(spec), envpool_spec.is_vizdoom(spec)
+    owned = {
+        **_OWNED,
+        **(atari.OWNED if is_atari else {}),
+        **(vizdoom.OWNED if is_vizdoom else {}),
+    }
     for name in options:
         if name in owned:
             raise ValueError(f"{env_id} has no option {name!r}, because {owned[name]}.")
@@ -182,7 +186,7 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> M
             raise unknown(f"option of {env_id}", name, set(spec.config._fields) - set(owned))
     if is_atari:
         return atari.atari_options(protocol, spec.config.frame_skip, options)
-    return options
+    return vizdoom.vizdoom_options(options) if is_vizdoom else options
 
 
 def _as(spec: ArraySpec, value: Array) -> Array:

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec
+from sebulba.types import (
+    ActionSpec,
+    ArraySpec,
+    BoxSpec,
+    DiscreteSpec,
+    EnvSpec,
+    MultiDiscreteSpec,
+)
 
 _PREFIX = "obs:"
 
@@ -32,15 +39,14 @@ _DEAF = re.compile(
 def env_spec(native: Any, num_envs: int) -> EnvSpec:
     """Return the ``EnvSpec`` of a supported environment from ``native``, the spec of its pool."""
     arrays = native.state_array_spec
-    observation = {k.removeprefix(_PREFIX): _array(arrays[k]) for k in observation_keys(native)}
-    if is_atari(native) and native.config.gray_scale:
+    observation = {key: _array(arrays[key]) for key in observation_keys(native)}
+    if is_atari(native) or is_vizdoom(native):
         # [1, 84, 84]: one stacked frame of one channel. RGB frames, [3, 84, 84], stay as they are.
-        observation = {k: dataclasses.replace(v, shape=v.shape[1:]) for k, v in observation.items()}
+        observation = {name: _without_one_channel(array) for name, array in observation.items()}
     (action,) = _actions(native).values()
     return EnvSpec(
-        observation=observation if len(observation) > 1 else next(iter(observation.values())),
-        # All discrete actions of EnvPool start at 0.
-        action=DiscreteSpec(int(action.maximum) + 1) if _is_integer(action) else _box(action),
+        observation=nested(observation),
+        action=_action(action),
         num_envs=num_envs,
         frame_skip=getattr(native.config, "frame_skip", 1),
     )
@@ -51,6 +57,11 @@ def is_atari(native: Any) -> bool:
     return hasattr(native.config, "repeat_action_probability")
 
 
+def is_vizdoom(native: Any) -> bool:
+    """Whether ``native`` is the spec of a ViZDoom scenario: only these combine their buttons."""
+    return hasattr(native.config, "use_combined_action")
+
+
 def ignores_seed(env_id: str) -> bool:
     """Whether the episodes of an environment are known not to depend on its seed."""
     if tuple(map(int, version("envpool").split(".")[:3])) >= _HEEDS_SEEDS:
@@ -58,6 +69,23 @@ def ignores_seed(env_id: str) -> bool:
     # Most ids have an alias in other letters or with the name of their family in front.
     name = env_id.rpartition("/")[2]
     return bool(_DEAF_MYOSUITE.fullmatch(name) or _DEAF.fullmatch(name.lower().replace("-", "")))
+
+
+def nested(arrays: Mapping[str, Any]) -> Any:
+    """Arrays by their keys in EnvPool's state as one observation: an array, or a dict of them.
+
+    "obs:a:b" and "obs:a.b" are "b" in the dict "a".
+    """
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    observation: dict[str, Any] = {}
+    for key, array in arrays.items():
+        *path, name = re.split("[.:]", key.removeprefix(_PREFIX))
+        inner = observation
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[name] = array
+    return observation
 
 
 def native_action(native: Any) -> ArraySpec:
@@ -77,9 +105,9 @@ def check_supported(env_id: str, native: Any) -> None:
     reason = _unsupported(native)
     if reason:
         raise ValueError(
-            f"{env_id} {reason}, but only environments with one player, one discrete or bounded "
-            "continuous action, and an array or a flat dict of arrays as observation are "
-            "supported: choose another, or write a class with the methods of sebulba.types.Env."
+            f"{env_id} {reason}, but only environments with one player and discrete or bounded "
+            "continuous actions are supported: choose another, or write a class with the methods "
+            "of sebulba.types.Env."
         )
 
 
@@ -92,14 +120,9 @@ def _unsupported(native: Any) -> str | None:
     if len(actions) != 1:
         return f"takes several actions at once ({', '.join(actions)})"
     (action,) = actions.values()
-    if _is_integer(action) and _inner(action.shape):
-        return "takes a vector of discrete actions"
     # EnvPool states that there is no bound by the largest number of float64.
     if np.max(action.maximum) >= np.finfo(np.float32).max:
         return "takes continuous actions without bounds"
-    names = [key.removeprefix(_PREFIX) for key in observation_keys(native)]
-    if any("." in name or ":" in name for name in names):
-        return f"has nested observations ({', '.join(names)})"
     return None
 
 
@@ -115,6 +138,21 @@ def _array(native: Any) -> ArraySpec:
     return ArraySpec(shape, dtype)
 
 
+def _without_one_channel(array: ArraySpec) -> ArraySpec:
+    is_plane = len(array.shape) == 3 and array.shape[0] == 1
+    return dataclasses.replace(array, shape=array.shape[1:]) if is_plane else array
+
+
+def _action(native: Any) -> ActionSpec:
+    if not _is_discrete(native):
+        return _box(native)
+    # All discrete actions of EnvPool start at 0. Their maximum may be one number for all elements.
+    most = np.broadcast_to(native.maximum, _inner(native.shape))
+    if most.ndim == 0:
+        return DiscreteSpec(int(most) + 1)
+    return MultiDiscreteSpec(tuple(int(number) + 1 for number in most))
+
+
 def _box(native: Any) -> BoxSpec:
     # EnvPool's bounds may be one number for all elements.
     shape = _inner(native.shape)
@@ -125,8 +163,9 @@ def _box(native: Any) -> BoxSpec:
     return BoxSpec(low, high)
 
 
-def _is_integer(native: Any) -> bool:
-    return bool(np.issubdtype(native.dtype, np.integer))
+def _is_discrete(native: Any) -> bool:
+    # ViZDoom's combined actions are whole numbers of float64.
+    return bool(np.issubdtype(native.dtype, np.integer) or native.is_discrete)
 
 
 def _inner(shape: Iterable[int]) -> tuple[int, ...]:

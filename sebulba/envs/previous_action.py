@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, EnvSpec, Timestep
+from sebulba.types import (
+    ActionSpec,
+    ArraySpec,
+    BoxSpec,
+    DiscreteSpec,
+    Env,
+    EnvSpec,
+    Timestep,
+)
 
 
 def has_action(spec: EnvSpec) -> bool:
@@ -18,13 +26,27 @@ def check_action(action: object) -> None:
     """Check that ``action`` is a spec of actions that networks can take and give.
 
     Raises:
-      ValueError: it is neither a ``DiscreteSpec`` nor a ``BoxSpec``.
+      ValueError: it is none.
     """
-    if not isinstance(action, DiscreteSpec | BoxSpec):
+    if not isinstance(action, ActionSpec):
         raise ValueError(
-            f"the action of the environment is {action}: it must be a DiscreteSpec or a BoxSpec. "
-            "Make it one of them in the environment, or give train an agent of your own."
+            f"the action of the environment is {action}: it must be a DiscreteSpec, a "
+            "MultiDiscreteSpec or a BoxSpec. Make it one of them in the environment, or give train "
+            "an agent of your own."
         )
+
+
+def action_array(action: ActionSpec) -> ArraySpec:
+    """The array that holds an action of one environment.
+
+    Raises:
+      ValueError: it is no spec of actions.
+    """
+    check_action(action)
+    if isinstance(action, BoxSpec):
+        return ArraySpec(action.low.shape, np.dtype(np.float32))
+    shape = () if isinstance(action, DiscreteSpec) else (len(action.num_actions),)
+    return ArraySpec(shape, np.dtype(np.int32))
 
 
 class PreviousAction:
@@ -32,22 +54,17 @@ class PreviousAction:
 
     Recurrent networks take the last action and reward as inputs (Espeholt et al., 2018, "IMPALA",
     figure 3; Kapturowski et al., 2019, "R2D2"). The reward is already part of the timestep. The
-    action is int32 ``[B]`` or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
+    action is int32 or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
     ``first``.
 
     Raises:
-      ValueError: the environment's action is neither discrete nor an array.
+      ValueError: the environment has no spec of actions.
     """
 
     def __init__(self, env: Env) -> None:
         # Done here, and not by the agent, which does not know the action after exploration.
         self._env = env
-        action = env.spec.action
-        if isinstance(action, DiscreteSpec):
-            self._action = ArraySpec((), np.dtype(np.int32))
-        else:
-            check_action(action)
-            self._action = ArraySpec(action.low.shape, np.dtype(np.float32))
+        self._action = action_array(env.spec.action)
         observation = {"observation": env.spec.observation, "action": self._action}
         self._spec = env.spec._replace(observation=observation)
 

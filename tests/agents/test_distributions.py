@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sebulba.agents import distributions
-from sebulba.agents.distributions import Categorical, DiagonalGaussian
+from sebulba.agents.distributions import Categorical, DiagonalGaussian, MultiCategorical
 from sebulba.types import BoxSpec, DiscreteSpec
 
 # Between -0.7 and 0.1, low + (high - low) is above high in float32.
@@ -190,3 +190,22 @@ def test_make_follows_the_spec() -> None:
     assert isinstance(box, DiagonalGaussian)
     assert box.squash == "clip"
     assert box.parameters_size == 6
+
+
+def test_several_discrete_actions_are_independent_categoricals() -> None:
+    """Samples have the product of the probabilities; log_prob and entropy are sums."""
+    both = MultiCategorical((2, 3))
+    logits = jnp.log(jnp.array([0.25, 0.75, 0.5, 0.3, 0.2]))
+    rows = jnp.broadcast_to(logits, (50_000, 5))
+    action = both.sample(jax.random.key(0), rows).action
+    assert action.dtype == jnp.int32 and action.shape == (50_000, 2)
+    joint = np.bincount(np.asarray(action[:, 0] * 3 + action[:, 1]), minlength=6) / 50_000
+    expected = np.outer([0.25, 0.75], [0.5, 0.3, 0.2]).ravel()
+    np.testing.assert_allclose(joint, expected, atol=0.01)
+    every = jnp.array([[first, second] for first in range(2) for second in range(3)])
+    found = both.log_prob(jnp.broadcast_to(logits, (6, 5)), every)
+    np.testing.assert_allclose(found, np.log(expected), rtol=1e-5)
+    np.testing.assert_allclose(
+        both.entropy(logits), -(expected * np.log(expected)).sum(), rtol=1e-5
+    )
+    assert both.mode(logits).action.tolist() == [1, 0]

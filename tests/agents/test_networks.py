@@ -12,7 +12,7 @@ import pytest
 from unrolls import random_params
 
 from sebulba import ConfigError, NetworkConfig, PolicyAgent, VTraceConfig, algorithms
-from sebulba.agents import distributions
+from sebulba.agents import distributions, reference
 from sebulba.agents.networks import _torso, initial_state, stack_frames
 from sebulba.agents.reference import add_time
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
@@ -373,3 +373,34 @@ def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> Non
     _, seen = jax.eval_shape(partial(torso.apply, capture_intermediates=True), params, images)
     results = jax.tree.leaves(seen)
     assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}
+
+
+def test_each_array_has_an_encoder_that_fits_its_shape() -> None:
+    """Images go through convolutions, whatever else there is through an MLP, and all count."""
+    observation = {
+        "camera": ArraySpec((40, 48, 3), np.dtype(np.uint8)),
+        "body": {"speed": ArraySpec((2,), np.dtype(np.float32))},
+        "map": ArraySpec((36, 36), np.dtype(np.uint8)),
+        "grid": ArraySpec((7, 7, 3), np.dtype(np.uint8)),
+    }
+    spec = EnvSpec(observation, DiscreteSpec(3), num_envs=2)
+    config = NetworkConfig(torso="small", hidden_sizes=(8,))
+    reference.check_spec(config, spec, "here")
+    agent = PolicyAgent(config, spec, distributions.make(spec.action))
+    params = agent.init(jax.random.key(0))
+    assert {"torso", "torso_camera", "torso_map"} < set(params)
+    assert params["torso"]["Dense_0"]["kernel"].shape == (2 + 7 * 7 * 3, 8)
+    rng = np.random.default_rng(0)
+    timestep = reference.zero_timestep(spec, (1, 2))._replace(
+        observation=jax.tree.map(
+            lambda array: rng.integers(0, 200, (1, 2, *array.shape)).astype(array.dtype),
+            observation,
+        )
+    )
+    before, _ = agent.unroll(params, timestep, agent.initial_state(2))
+    leaves, tree = jax.tree.flatten(timestep.observation)
+    for index in range(len(leaves)):
+        other = [leaf + (index == i) * 50 for i, leaf in enumerate(leaves)]
+        changed = timestep._replace(observation=jax.tree.unflatten(tree, other))
+        after, _ = agent.unroll(params, changed, agent.initial_state(2))
+        assert (before.value != after.value).all(), index

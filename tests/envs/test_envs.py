@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from env_battery import EnvBattery, ended, random_action, rollout
 
 from sebulba import envs
 from sebulba.envs import EnvPoolEnv
-from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, MultiDiscreteSpec
 
 BREAKOUT = "Breakout-v5"
 
@@ -192,6 +193,42 @@ def config(env: Env) -> Any:
     return env._pool.spec.config  # type: ignore[attr-defined]
 
 
+def test_several_discrete_actions_of_envpool() -> None:
+    env = envs.make("FlatPack-v0", 3, seed=0)
+    assert env.spec.action == MultiDiscreteSpec((25, 4, 9, 9))
+    env.reset()
+    assert env.step(np.zeros((3, 4), np.int32)).reward.shape == (3,)
+    env.close()
+
+
+def test_nested_observations_of_envpool() -> None:
+    env = envs.make("Maze-v0", 2, seed=0)
+    assert set(env.spec.observation["agent_position"]) == {"row", "col"}
+    observation = env.reset().observation
+    for name in ("agent_position", "target_position"):
+        for axis in ("row", "col"):
+            assert observation[name][axis].shape == (2,)
+    # Each is what EnvPool calls so, and not another's.
+    walls = observation["walls"]
+    place = (observation["agent_position"][axis] for axis in ("row", "col"))
+    assert not walls[np.arange(2), *place].any()
+    env.close()
+
+
+def test_vizdoom_has_one_discrete_action_and_single_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # It writes a file where it is started.
+    env = envs.make("D1Basic-v1", 2, seed=0)
+    assert env.spec.action == DiscreteSpec(6)
+    assert env.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
+    frames = [env.reset().observation]
+    frames += [env.step(np.full(2, action, np.int32)).observation for action in range(6)]
+    assert all(frame.shape == (2, 84, 84) and frame.std() > 0 for frame in frames)
+    assert any((frame != frames[0]).any() for frame in frames)
+    env.close()
+
+
 def test_machado_protocol_reaches_envpool() -> None:
     env = envs.make(BREAKOUT, 1, seed=0)
     assert env.spec.action == DiscreteSpec(18)
@@ -280,9 +317,7 @@ def test_an_unknown_id_lists_close_ones(env_id: str, close: str) -> None:
         (BREAKOUT, {"episodic_life": True}, "use zero_discount_on_life_loss=True"),
         (BREAKOUT, {"noop_max": 0}, "noop_max is 0"),
         ("TicTacToe-v1", {}, "has up to 2 players"),
-        ("FrankaKitchen-v1", {}, "has nested observations"),
-        ("BinPack-v2", {}, "takes a vector of discrete actions"),
-        ("D1Basic-v1", {}, "takes continuous actions without bounds"),
+        ("D1Basic-v1", {"use_combined_action": False}, "takes continuous actions without bounds"),
     ],
 )
 def test_what_is_refused(env_id: str, options: dict[str, Any], message: str) -> None:
