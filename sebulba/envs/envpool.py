@@ -92,6 +92,8 @@ class EnvPoolEnv:
                 "EnvPool 1.2.7 or choose another environment.",
                 stacklevel=2,
             )
+        if envpool_spec.is_vizdoom(envpool.make_spec(env_id)):
+            vizdoom.make_room()
         self._pool: Any = envpool.make_gymnasium(
             env_id,
             num_envs=num_envs,
