@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from sebulba.devices import cluster
-from sebulba.runtime.threads import attempt
+from sebulba.runtime.attempt import attempt
 from sebulba.runtime.watchdog import HostError
 
 _EVERY_SECONDS = 1.0

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Protocol
 
 from sebulba.runtime.activity import OTHERS, Activities
+from sebulba.runtime.attempt import attempt
 from sebulba.runtime.interrupt import Interrupt, may_end
-from sebulba.runtime.threads import attempt
 
 WRONG_INPUT = 2
 """Exit code of a command whose input is wrong."""

@@ -271,5 +271,5 @@ def test_continuous_actions_are_refused(
         cli.main(["train", "r2d2-catch", "--env", "Pendulum-v1", "--out", str(tmp_path / "run")])
     assert end.value.code == 2
     message = " ".join(capfd.readouterr().err.replace("│", " ").split())
-    assert "Pendulum-v1" in message and "discrete actions" in message and "V-trace" in message
+    assert "Pendulum-v1" in message and "one discrete action" in message and "V-trace" in message
     assert not (tmp_path / "run").exists()
