@@ -6,14 +6,25 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sebulba.envs import outside
 from sebulba.envs.base import unknown
 from sebulba.envs.catch import Catch
 from sebulba.envs.envpool import EnvPoolEnv, environment_ids
+from sebulba.envs.gymnasium import GymnasiumEnv
 from sebulba.envs.memory import Memory
 from sebulba.envs.previous_action import PreviousAction, has_action
 from sebulba.types import Env
 
-__all__ = ["Catch", "EnvPoolEnv", "Memory", "PreviousAction", "has_action", "make", "register"]
+__all__ = [
+    "Catch",
+    "EnvPoolEnv",
+    "GymnasiumEnv",
+    "Memory",
+    "PreviousAction",
+    "has_action",
+    "make",
+    "register",
+]
 
 _REGISTERED: dict[str, Callable[..., Env]] = {"sebulba/Catch": Catch, "sebulba/Memory": Memory}
 
@@ -41,12 +52,13 @@ def make(
     """Make a batch of ``num_envs`` environments.
 
     Args:
-      env_id: ``sebulba/Catch``, ``sebulba/Memory``, a name given to ``register``, or any
-        single-agent id of EnvPool.
+      env_id: ``sebulba/Catch``, ``sebulba/Memory``, a name given to ``register``, any
+        single-agent id of EnvPool, or one with a prefix: ``gymnasium:ID``, ``dm_env:MODULE:NAME``
+        or ``MODULE:NAME``; see ``sebulba.envs.outside``.
       num_envs: B, at least 1.
       seed: at least 0. With the same seed, the same actions give the same episodes.
       num_threads: threads that step EnvPool's environments; 0 for EnvPool's default.
-      options: keyword arguments of the registered environment, or EnvPool's options for this id.
+      options: keyword arguments of what makes the environment, or EnvPool's options for this id.
       atari_protocol: ``"machado"`` or ``"impala"``; see ``EnvPoolEnv``.
 
     Raises:
@@ -57,6 +69,8 @@ def make(
     # Registered names come first, so that they work without importing EnvPool.
     if env_id in _REGISTERED:
         return _make_registered(env_id, num_envs, seed, options)
+    if ":" in env_id:
+        return outside.make(env_id, num_envs, seed, options)
     ids = environment_ids()
     if env_id not in ids:
         raise unknown("environment", env_id, [*_REGISTERED, *ids])
