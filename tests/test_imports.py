@@ -128,7 +128,7 @@ def test_losses_import_jax_only() -> None:
 
 
 def test_environments_import_no_jax() -> None:
-    assert external("envs") - set(sys.stdlib_module_names) == {"numpy", "envpool"}
+    assert external("envs") - set(sys.stdlib_module_names) == {"numpy", "envpool", "gymnasium", "dm_env"}
     assert internal("envs") == {"types"}
 
 
