@@ -128,7 +128,8 @@ def test_losses_import_jax_only() -> None:
 
 
 def test_environments_import_no_jax() -> None:
-    assert external("envs") - set(sys.stdlib_module_names) == {"numpy", "envpool", "gymnasium", "dm_env"}
+    others = {"numpy", "envpool", "gymnasium", "dm_env"}
+    assert external("envs") - set(sys.stdlib_module_names) == others
     assert internal("envs") == {"types"}
 
 
