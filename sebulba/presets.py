@@ -181,7 +181,7 @@ PRESETS: dict[str, tuple[Config, str]] = {
             # seed ended at 470.
             replay=ReplayConfig(capacity=60_000, min_size=500, samples_per_insert=4.0),
         ),
-        "CartPole-v1 with R2D2: solved in a minute or two on two CPU cores.",
+        "CartPole-v1 with R2D2: solved in about two minutes on two CPU cores.",
     ),
     "r2d2-atari": (_R2D2_ATARI, "Atari with R2D2's network and hyper-parameters."),
     "r2d2-atari-small": (
