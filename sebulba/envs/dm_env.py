@@ -37,6 +37,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self._env = make(**self._options)
         self.observation_space = _space(self._env.observation_spec())
         self.action_space = _space(self._env.action_spec())
+        self._action_dtype = getattr(self._env.action_spec(), "dtype", None)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         parameters = inspect.signature(self._make).parameters
@@ -47,8 +48,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         return _native(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        dtype = getattr(self._env.action_spec(), "dtype", None)
-        timestep = self._env.step(np.asarray(action, dtype))
+        timestep = self._env.step(np.asarray(action, self._action_dtype))
         terminated = timestep.last() and timestep.discount == 0
         reward = float(timestep.reward or 0)
         truncated = timestep.last() and not terminated

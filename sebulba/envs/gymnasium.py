@@ -83,8 +83,9 @@ class GymnasiumEnv:
 
     def _joined(self, parts: list[Timestep]) -> Timestep:
         """The timesteps of all batches as one, with observations as in the spec."""
+        space, spec = self._observation_space, self._spec.observation
         parts = [
-            part._replace(observation=spaces.observation(self._observation_space, part.observation))
+            part._replace(observation=spaces.observation(space, spec, part.observation))
             for part in parts
         ]
         if len(parts) == 1:
@@ -186,7 +187,7 @@ def _batches(
             "processes is True, but make returns a vector environment, which has its own way to "
             "step its environments: leave processes out, or return a gymnasium.Env."
         )
-    mode = _mode(make(num_envs=1, **options), close=True)
+    mode = _mode(make(num_envs=1, **options))
     if mode is vector.AutoresetMode.NEXT_STEP:
         return [_Batch(make(num_envs=num_envs, **options))]
     same_step = mode is vector.AutoresetMode.SAME_STEP
@@ -203,13 +204,12 @@ def _makes_batches(make: Callable[..., Any]) -> bool:
     return "num_envs" in inspect.signature(make).parameters
 
 
-def _mode(env: Any, close: bool) -> Any:
-    """How a vector environment resets itself, from its metadata."""
+def _mode(env: Any) -> Any:
+    """How a vector environment resets itself, from its metadata; closes it."""
     from gymnasium.vector import AutoresetMode
 
     mode = env.metadata.get("autoreset_mode")
-    if close:
-        env.close()
+    env.close()
     if mode is None:
         raise ValueError(
             f"the metadata of {env} have no autoreset_mode, so it is not known when its "

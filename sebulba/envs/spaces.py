@@ -73,8 +73,8 @@ def observation_spec(space: Any) -> Any:
     )
 
 
-def observation(space: Any, native: Any) -> Any:
-    """Observations of B environments in ``space`` as arrays ``[B, ...]`` of its spec.
+def observation(space: Any, spec: Any, native: Any) -> Any:
+    """Observations of B environments in ``space`` as arrays ``[B, ...]`` of its ``spec``.
 
     Numbers of a kind (Discrete and MultiDiscrete) become one-hot vectors. The arrays are copies.
     """
@@ -86,17 +86,15 @@ def observation(space: Any, native: Any) -> Any:
         case spaces.MultiDiscrete():
             numbers = (np.asarray(native) - space.start).reshape(len(native), -1)
             sizes = space.nvec.ravel()
-            parts = [_one_hot(numbers[:, i], int(size)) for i, size in enumerate(sizes)]
-            return np.concatenate(parts, axis=1)
+            vectors = [_one_hot(numbers[:, i], int(size)) for i, size in enumerate(sizes)]
+            return np.concatenate(vectors, axis=1)
         case spaces.Dict() | spaces.Tuple():
             inner = native if isinstance(native, Mapping) else dict(_numbered(native))
-            parts_of = _parts(space)
+            parts = _parts(space)
             return {
-                name: observation(part, inner[name])
-                for name, part in parts_of.items()
-                if observation_spec(part) is not None
+                name: observation(parts[name], part, inner[name]) for name, part in spec.items()
             }
-    return np.array(native, observation_spec(space).dtype)
+    return np.array(native, spec.dtype)
 
 
 def _parts(space: Any) -> dict[str, Any]:
