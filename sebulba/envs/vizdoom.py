@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 OWNED: Mapping[str, str] = {
@@ -21,10 +22,16 @@ def vizdoom_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_combined_action": True, **options, "stack_num": 1}
 
 
-def make_room() -> None:
-    """Make the directory that every game writes to, in the working directory.
+def end_blas_threads() -> None:
+    """End the threads of OpenBLAS, which starts them again when it needs them.
 
-    Each game makes it if it is missing. Where several start at once, all but the first fail then,
-    and EnvPool waits for them for ever.
+    EnvPool starts the games from several threads at once, by fork. Before a fork OpenBLAS (that of
+    NumPy, and that of SciPy) waits for its threads to end. Where two forks wait for the same
+    threads, one waits for ever.
     """
-    Path("_vizdoom").mkdir(exist_ok=True)
+    # Not os.fork, which warns of JAX's threads: here the child does nothing but end. With the
+    # interpreter lock held (PyDLL), which the child needs for that.
+    process = ctypes.PyDLL(None).fork()
+    if process == 0:
+        os._exit(0)
+    os.waitpid(process, 0)

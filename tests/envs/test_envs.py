@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,24 @@ def test_vizdoom_has_one_discrete_action_and_single_frames(
     assert all(frame.shape == (2, 84, 84) and frame.std() > 0 for frame in frames)
     assert any((frame != frames[0]).any() for frame in frames)
     env.close()
+
+
+# Its games are started by forks, which wait for the threads of OpenBLAS.
+STARTS_GAMES = """
+import numpy as np
+import scipy.linalg.blas
+from sebulba import envs
+
+matrix = np.ones((600, 600))
+for seed in range(4):
+    matrix @ matrix, scipy.linalg.blas.dgemm(1.0, matrix, matrix)
+    envs.make("D1Basic-v1", 4, seed=seed).close()
+"""
+
+
+def test_vizdoom_starts_beside_linear_algebra(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_GAMES]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=90)
 
 
 def test_machado_protocol_reaches_envpool() -> None:
