@@ -93,7 +93,7 @@ class EnvPoolEnv:
                 stacklevel=2,
             )
         if envpool_spec.is_vizdoom(envpool.make_spec(env_id)):
-            vizdoom.end_blas_threads()
+            vizdoom.prepare()
         self._pool: Any = envpool.make_gymnasium(
             env_id,
             num_envs=num_envs,

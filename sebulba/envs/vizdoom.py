@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 OWNED: Mapping[str, str] = {
@@ -22,15 +23,18 @@ def vizdoom_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_combined_action": True, **options, "stack_num": 1}
 
 
-def end_blas_threads() -> None:
-    """End the threads of OpenBLAS, which starts them again when it needs them.
+def prepare() -> None:
+    """Make it safe to start several games at once, as EnvPool does: by fork, from several threads.
 
-    EnvPool starts the games from several threads at once, by fork. Before a fork OpenBLAS (that of
-    NumPy, and that of SciPy) waits for its threads to end. Where two forks wait for the same
-    threads, one waits for ever.
+    Each game makes the directory that it writes to, in the working directory, if it is missing.
+    Where several do so at once, all but the first fail.
+
+    Before a fork OpenBLAS (that of NumPy, and that of SciPy) waits for its threads to end. Where
+    two forks wait for the same thread, one waits for ever.
     """
-    # Not os.fork, which warns of JAX's threads: here the child does nothing but end. With the
-    # interpreter lock held (PyDLL), which the child needs for that.
+    Path("_vizdoom").mkdir(exist_ok=True)
+    # A fork here ends those threads, until they are needed again. Not os.fork, which warns of JAX's
+    # threads: the child does nothing but end, for which it needs the interpreter lock (PyDLL).
     process = ctypes.PyDLL(None).fork()
     if process == 0:
         os._exit(0)
