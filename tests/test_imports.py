@@ -17,8 +17,8 @@ import sebulba
 PACKAGE = ROOT / "sebulba"
 LAYERS = [
     {"version", "types", "validation", "losses", "ops", "runtime"},
-    {"config", "envs", "inference", "metrics", "plugins"},
-    {"agents", "devices"},
+    {"config", "envs", "metrics", "plugins"},
+    {"agents", "devices", "inference"},
     {"learners"},
     {"algorithms", "presets"},
     {"rundir"},
@@ -130,7 +130,7 @@ def test_losses_import_jax_only() -> None:
 def test_environments_import_no_jax() -> None:
     others = {"numpy", "envpool", "gymnasium", "dm_env"}
     assert external("envs") - set(sys.stdlib_module_names) == others
-    assert internal("envs") == {"types"}
+    assert internal("envs") == {"types", "validation"}
 
 
 def loaded_by(statement: str, *names: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from sebulba.agents import networks
 from sebulba.agents.distributions import Distribution
 from sebulba.agents.networks import is_image
 from sebulba.config import NetworkConfig
+from sebulba.envs.base import warnings_of_pixels
 from sebulba.envs.previous_action import check_action, has_action
 from sebulba.types import (
     ActorOutput,
@@ -228,13 +230,15 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     observation = spec.observation
     if has_action(spec):
         observation = observation["observation"]
-    shapes = _shapes(observation, env)
+    shapes = _shapes(observation)
     if isinstance(observation, dict):
         _check_dict(network, shapes, env)
     elif network.torso != "mlp":
         _check_image(network, shapes[""], env)
     for image in (array for array in jax.tree.leaves(observation) if is_image(array.shape)):
         _check_pixels(network, image.shape, image.dtype, env)
+    for text in warnings_of_pixels(observation):
+        warnings.warn(f"{env}: {text}", stacklevel=2)
 
 
 def _check_pixels(
@@ -279,19 +283,9 @@ def _check_image(network: NetworkConfig, shape: tuple[int, ...], env: str) -> No
     )
 
 
-def _shapes(observation: Any, env: str) -> dict[str, tuple[int, ...]]:
-    """The shape of each array of an observation, by its name; "" is that of a single array.
-
-    Raises:
-      ConfigError: it is no array, and no dict of arrays or of such dicts.
-    """
-    found = {}
-    for path, array in jax.tree_util.tree_leaves_with_path(observation):
-        if not hasattr(array, "shape") or not all(hasattr(entry, "key") for entry in path):
-            raise ConfigError(
-                f"{env} observes {observation}: the reference networks take an array or a dict of "
-                "arrays, which may be nested. Make it one in the environment, or give train an "
-                "agent of your own."
-            )
-        found[".".join(str(entry.key) for entry in path)] = tuple(array.shape)
-    return found
+def _shapes(observation: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of an observation, by its name; "" is that of a single array."""
+    return {
+        ".".join(str(entry.key) for entry in path): tuple(array.shape)
+        for path, array in jax.tree_util.tree_leaves_with_path(observation)
+    }

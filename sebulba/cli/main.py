@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 
-from sebulba.cli import evaluate, options, output, plan, pod, presets, train, tune
+from sebulba.cli import check_env, evaluate, options, output, plan, pod, presets, train, tune
 from sebulba.runtime.watchdog import (
     INTERRUPTED,
     WRONG_INPUT,
@@ -25,6 +25,7 @@ _COMMANDS = {
     "tune": tune.run,
     "pod": pod.run,
     "plan": plan.run,
+    "check-env": check_env.run,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from sebulba.envs import outside
 from sebulba.envs.base import unknown
 from sebulba.envs.catch import Catch
+from sebulba.envs.check import EnvReport, check_env
 from sebulba.envs.envpool import EnvPoolEnv, environment_ids
 from sebulba.envs.gymnasium import GymnasiumEnv
 from sebulba.envs.memory import Memory
@@ -18,9 +19,11 @@ from sebulba.types import Env
 __all__ = [
     "Catch",
     "EnvPoolEnv",
+    "EnvReport",
     "GymnasiumEnv",
     "Memory",
     "PreviousAction",
+    "check_env",
     "has_action",
     "make",
     "register",

@@ -62,3 +62,25 @@ def map_arrays(convert: Callable[..., Any], *observations: Any) -> Any:
         name: map_arrays(convert, *(observation[name] for observation in observations))
         for name in observations[0]
     }
+
+
+def named_arrays(observation: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Each array of an observation, in the order of its name, with it: "" or "['a']['b']"."""
+    if not isinstance(observation, Mapping):
+        return [(name, observation)]
+    return [
+        named
+        for key in sorted(observation)
+        for named in named_arrays(observation[key], f"{name}[{key!r}]")
+    ]
+
+
+def warnings_of_pixels(observation: Any) -> list[str]:
+    """What to say of the specs of an observation that are probably images without their shape."""
+    return [
+        f"The observation{path} is {told.shape[0]:,} bytes in a row, as of an image that was made "
+        "flat: an MLP learns very slowly from those. Return the image as it is, [height, width, "
+        "channels], and set --network.torso small, shallow or deep."
+        for path, told in named_arrays(observation)
+        if len(told.shape) == 1 and told.dtype == np.uint8 and told.shape[0] >= 1000
+    ]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from sebulba.types import ArraySpec, EnvSpec, Timestep
+from sebulba.envs.base import named_arrays
+from sebulba.types import ActionSpec, ArraySpec, EnvSpec, Timestep
 from sebulba.validation import ConfigError
 
+_RESET = "on reset"
+_ON_RESET = {
+    "reward": "No action has been rewarded yet.",
+    "discount": "It is 0 only in the step that terminates an episode: return 1 - terminated.",
+}
 _AUTO_RESET = (
     "Return the last timestep of an episode, with its reward, with first False, and reset in the "
     "next step, which ignores its action."
@@ -32,7 +37,6 @@ class TimestepCheck:
         self.steps = 0
         self._spec = spec
         self._forms: Any = None  # Of the last timestep that was compared with the spec.
-        self._tree: Any = None
         self._floats: list[int] = []  # Which of its arrays may hold what is not finite.
         self._started: Any = None  # Where ``first`` was set in the last timestep; None if nowhere.
 
@@ -42,7 +46,7 @@ class TimestepCheck:
         Raises:
           ConfigError: as ``step``; or an episode does not start.
         """
-        self._check(timestep, "on reset")
+        self._check(timestep, _RESET)
         if not timestep.first.all():
             raise ConfigError(
                 f"the first of {_named(~timestep.first)} is False on reset: it must be True where "
@@ -63,16 +67,18 @@ class TimestepCheck:
     def _check(self, timestep: Timestep, when: str) -> None:
         # Called in each step, so it takes as few calls of NumPy as it can. The arrays are compared
         # with the spec only where their form differs from that of the last ones.
-        leaves, tree = jax.tree.flatten(timestep)
-        forms = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
-        if forms != self._forms or tree != self._tree:
+        arrays = _arrays(timestep)
+        forms = [
+            (name, getattr(array, "shape", None), getattr(array, "dtype", None))
+            for name, array in arrays
+        ]
+        if forms != self._forms:
             check_timestep(timestep, self._spec, when)
-            self._forms, self._tree = forms, tree
-            inexact = [jnp.issubdtype(leaf.dtype, np.inexact) for leaf in leaves]
-            self._floats = np.flatnonzero(inexact).tolist()
+            self._forms = forms
+            self._floats = [i for i, (_, array) in enumerate(arrays) if _is_float(array.dtype)]
         for index in self._floats:
-            leaf = leaves[index]
-            if np.count_nonzero(np.isfinite(leaf)) < leaf.size:
+            array = arrays[index][1]
+            if np.count_nonzero(np.isfinite(array)) < array.size:
                 _refuse_infinite(timestep, when)
         if np.count_nonzero(timestep.first):
             _check_starts(timestep, self._started, when)
@@ -81,37 +87,45 @@ class TimestepCheck:
             self._started = None
 
 
-def checked_spec(spec: EnvSpec) -> EnvSpec:
-    """Return ``spec`` with the dtypes that JAX has: float32 in place of float64, unless enabled.
+def check_spec(spec: EnvSpec, num_envs: int) -> None:
+    """Check what environments say of themselves.
 
-    What the environment returns becomes the same when it goes to a device.
+    Args:
+      spec: what they say.
+      num_envs: how many were asked for.
 
     Raises:
-      ConfigError: an observation has no shape and dtype, or is not of numbers.
+      ConfigError: an observation has no shape and dtype or is not of numbers, the actions have no
+        spec, or there are more or fewer environments.
     """
-
-    def checked(path: Any, told: Any) -> ArraySpec:
-        name = f"observation{jax.tree_util.keystr(path)}"
+    for path, told in named_arrays(spec.observation):
+        name = f"the environment's observation{path}"
         if not isinstance(told, ArraySpec):
             raise ConfigError(
-                f"the environment's {name} is {told!r}: it must be an ArraySpec, with the shape "
-                "and the dtype of an array. Give one in its spec."
+                f"{name} is {told!r}: it must be an ArraySpec, with the shape and the dtype of an "
+                "array, or a dict of them. Give one in its spec."
             )
-        dtype = np.dtype(told.dtype)
-        if not _is_numeric(dtype):
+        if not _is_numeric(told.dtype):
             raise ConfigError(
-                f"the environment's {name} is of dtype {dtype}: it must be of bool, whole numbers "
-                "or floats. Convert it in the environment."
+                f"{name} is of dtype {told.dtype}: it must be of bool, whole numbers or floats. "
+                "Convert it in the environment."
             )
-        return ArraySpec(tuple(told.shape), jax.dtypes.canonicalize_dtype(dtype))
-
-    return spec._replace(observation=jax.tree_util.tree_map_with_path(checked, spec.observation))
+    if not isinstance(spec.action, ActionSpec):
+        raise ConfigError(
+            f"the environment's action is {spec.action!r}: it must be a DiscreteSpec, a "
+            "MultiDiscreteSpec or a BoxSpec. Give one in its spec."
+        )
+    if spec.num_envs != num_envs:
+        raise ConfigError(
+            f"the environment's num_envs is {spec.num_envs}, and {num_envs} were asked for: make "
+            "as many as make_env is told to."
+        )
 
 
 def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
     """Check that ``timestep`` has the structure, shapes and dtypes of ``spec``.
 
-    Dtypes that JAX does not distinguish (such as float64 and float32) are equal here.
+    Dtypes that JAX makes the same by default (such as float64 and float32) are equal here.
 
     Args:
       timestep: what an environment returned.
@@ -124,16 +138,15 @@ def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
     # The actor acts on what the environment returns, but trajectories are stored as the spec says:
     # other dtypes would be converted, and smaller arrays leave zeros around them. So without this
     # check the learner could learn, without any error, from other data than the actor saw.
-    specs, tree = jax.tree.flatten(spec.observation)
-    arrays, found = jax.tree_util.tree_flatten_with_path(timestep.observation)
-    if str(found) != str(tree):
+    if _structure(timestep.observation) != _structure(spec.observation):
         raise ConfigError(
-            f"the environment's observation is {found} {when}, and its spec says {tree}: make the "
-            "one like the other."
+            f"the environment's observation is {_structure(timestep.observation)} {when}, and its "
+            f"spec says {_structure(spec.observation)}: make the one like the other."
         )
-    for (path, array), told in zip(arrays, specs, strict=True):
-        name = f"observation{jax.tree_util.keystr(path)}"
-        _check_array(name, array, (spec.num_envs, *told.shape), told.dtype, when)
+    told = named_arrays(spec.observation)
+    for (path, array), (_, one) in zip(named_arrays(timestep.observation), told, strict=True):
+        name = f"observation{path}"
+        _check_array(name, array, (spec.num_envs, *one.shape), one.dtype, when)
     _check_array("first", timestep.first, (spec.num_envs,), np.bool_, when)
     for name, number in (("reward", timestep.reward), ("discount", timestep.discount)):
         # Any dtype will do, since agents and learners get float32 in any case.
@@ -157,14 +170,42 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any, when
 def _fits(given: Any, wanted: Any) -> bool:
     if wanted is None or not _is_numeric(given):
         return wanted is None and _is_numeric(given)
-    # What JAX makes of a dtype: without its option jax_enable_x64, float64 becomes float32.
-    canonical = jax.dtypes.canonicalize_dtype
-    return canonical(given) == canonical(wanted)
+    return _of_jax(given) == _of_jax(wanted)
+
+
+def _of_jax(dtype: Any) -> np.dtype[Any]:
+    """What JAX makes of a dtype by default: no number has more than 32 bits."""
+    dtype = np.dtype(dtype)
+    return np.dtype(f"{dtype.kind}4") if dtype.kind in "iuf" and dtype.itemsize == 8 else dtype
 
 
 def _is_numeric(dtype: Any) -> bool:
-    # Of jax, which knows bfloat16 and the like.
-    return jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, np.number)
+    # bfloat16 and the like, which are no dtypes of NumPy's own, can be cast too.
+    return np.can_cast(dtype, np.float32, "same_kind")
+
+
+def _is_float(dtype: Any) -> bool:
+    return not np.can_cast(dtype, np.int64, "same_kind")
+
+
+def _structure(observation: Any) -> Any:
+    """The names of the arrays of an observation, with the kinds of dicts that they are in."""
+    if not isinstance(observation, Mapping):
+        return "an array"
+    names = {name: _structure(part) for name, part in sorted(observation.items())}
+    kind = type(observation).__name__
+    return names if kind == "dict" else {f"({kind})": names}
+
+
+def _arrays(timestep: Timestep) -> list[tuple[str, Any]]:
+    """The arrays of a timestep with their names."""
+    observation = timestep.observation
+    return [
+        *((f"observation{path}", array) for path, array in named_arrays(observation)),
+        ("reward", timestep.reward),
+        ("discount", timestep.discount),
+        ("first", timestep.first),
+    ]
 
 
 def _check_starts(timestep: Timestep, before: Any, when: str) -> None:
@@ -184,20 +225,20 @@ def _check_starts(timestep: Timestep, before: Any, when: str) -> None:
 def _refuse_start(name: str, array: Any, due: int, first: Any, when: str) -> None:
     """Raise the error about the field ``name``, which is not ``due`` where an episode starts."""
     wrong = first & (np.asarray(array) != due)
+    remedy = _ON_RESET[name] if when == _RESET else _AUTO_RESET
     raise ConfigError(
         f"the {name} of {_named(wrong)} is {np.asarray(array)[wrong][0]} {when}, where an episode "
         f"starts: it must be {due} there, since nothing is learned from what arrives with first. "
-        f"{_AUTO_RESET}"
+        f"{remedy}"
     )
 
 
 def _refuse_infinite(timestep: Timestep, when: str) -> None:
     """Raise the error about the first array of ``timestep`` that is not finite, if there is one."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(timestep):
-        array = np.asarray(leaf)
+    for name, given in _arrays(timestep):
+        array = np.asarray(given)
         finite = np.isfinite(array)
         if not finite.all():
-            name = jax.tree_util.keystr(path).removeprefix(".")
             wrong = ~finite.reshape(len(array), -1).all(axis=1)
             raise ConfigError(
                 f"the {name} of {_named(wrong)} is {array[~finite][0]} {when}: it must be finite, "

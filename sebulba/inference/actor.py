@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from sebulba.inference.check import TimestepCheck
+from sebulba.envs.contract import TimestepCheck, check_spec
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -91,6 +91,7 @@ class Actor:
             raise
 
     def _act_forever(self, env: Env) -> None:
+        check_spec(env.spec, self._program.spec.num_envs)
         self._now.set("resetting its environments")
         timestep = env.reset()
         self._check.reset(timestep)

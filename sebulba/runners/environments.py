@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
+import jax
+
 from sebulba import envs
 from sebulba.config import Config
-from sebulba.inference.check import checked_spec
-from sebulba.types import Env, EnvSpec, MakeEnv
+from sebulba.envs.base import map_arrays
+from sebulba.envs.contract import check_spec
+from sebulba.types import ArraySpec, Env, EnvSpec, MakeEnv
 from sebulba.validation import ConfigError
 
 OWN_ENV = "(make_env)"
@@ -46,6 +49,8 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
                 f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
                 "each must have the type that the environment wants. Set them with --env-options."
             ) from error
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     return with_last_action(config, make_env)
 
@@ -89,6 +94,19 @@ def probe(make_env: MakeEnv) -> EnvSpec:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return checked_spec(env.spec)
+        check_spec(env.spec, 1)
+        return with_dtypes_of_jax(env.spec)
     finally:
         env.close()
+
+
+def with_dtypes_of_jax(spec: EnvSpec) -> EnvSpec:
+    """``spec`` with the dtypes that JAX has: float32 in place of float64, unless it is enabled.
+
+    What the environment returns becomes the same when it goes to a device.
+    """
+
+    def converted(told: ArraySpec) -> ArraySpec:
+        return ArraySpec(tuple(told.shape), jax.dtypes.canonicalize_dtype(told.dtype))
+
+    return spec._replace(observation=map_arrays(converted, spec.observation))

@@ -12,8 +12,8 @@ import numpy as np
 
 from sebulba import algorithms
 from sebulba.algorithms import Algorithm
+from sebulba.envs.contract import TimestepCheck
 from sebulba.inference import EpisodeTracker
-from sebulba.inference.check import TimestepCheck
 from sebulba.rundir.checkpoint import Checkpointer, DamagedError
 from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
 from sebulba.runners.environments import default_make_env, probe, with_last_action

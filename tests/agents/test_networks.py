@@ -404,3 +404,9 @@ def test_each_array_has_an_encoder_that_fits_its_shape() -> None:
         changed = timestep._replace(observation=jax.tree.unflatten(tree, other))
         after, _ = agent.unroll(params, changed, agent.initial_state(2))
         assert (before.value != after.value).all(), index
+
+
+def test_pixels_in_a_row_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"Pong: The observation is 7,056 bytes in a row.*torso"):
+        reference.check_spec(NetworkConfig(torso="mlp"), spec(7056, dtype=BYTE), "Pong")
+    reference.check_spec(NetworkConfig(torso="mlp"), spec(128, dtype=BYTE), "Pong-ram")
