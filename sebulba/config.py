@@ -52,8 +52,14 @@ class NetworkConfig(Fields):
     observation (over all stacked frames), divided by its standard deviation (at least 10)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the network computes; parameters and losses stay float32."""
+    normalize_observations: bool = False
+    """Normalize floats in observations by their running mean and variance, which are part of the
+    parameters. Images are not concerned: see pixels."""
     squash: Literal["tanh", "clip"] = "tanh"
     """How a Gaussian sample is brought into the bounds of a continuous action."""
+    state_dependent_std: bool = True
+    """Whether the network gives the standard deviation of continuous actions. Otherwise it is
+    learned as one number for each, the same in all states."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

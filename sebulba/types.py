@@ -92,7 +92,13 @@ class Unroll(NamedTuple):
 class Agent(Protocol):
     """An agent as pure functions, which are called inside ``jax.jit``.
 
-    They can be written with any network library. Both ``act`` and ``unroll`` must zero the
+    They can be written with any network library. An agent may keep statistics of what it observes,
+    such as means to normalize by, among its parameters: then it also has ``measure(params,
+    timesteps)``, which returns a tree of means over timesteps ``[T, B, ...]``, and ``absorb(params,
+    measured)``, which returns the parameters changed by those. The learner calls the first for its
+    batch, and the second after its optimizer, with the means over all learner devices.
+
+    Both ``act`` and ``unroll`` must zero the
     recurrent state where ``timestep.first``, before they use it, so that the learner computes what
     the actor did when it replays a trajectory from ``initial_state``.
     """

@@ -122,7 +122,7 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
         fixed = state.target
         learner.replay.sizes = lambda: [100] * len(cuts)
         batch = (learner._batch([sample(cut, agent, topology) for cut in cuts]),)
-    found = jax.jit(learner.synchronized.gradient)(learner.params(state), batch, fixed)[0]
+    found = jax.jit(learner.synchronized.gradient)(learner.params(state), batch, fixed)[0][0]
     flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
     return [float(number) for number in flat]
 

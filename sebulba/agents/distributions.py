@@ -20,9 +20,8 @@ import numpy as np
 from sebulba.types import ActionSpec, DiscreteSpec, MultiDiscreteSpec
 
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Standard deviations are from 0.0067 to 7.4: nothing overflows, float32 ratios are exact to 1e-4.
-
-Outside this range the log standard deviation has no gradient: start the network well inside it."""
+"""Deviations are from 0.0067 to 7.4: nothing overflows, and float32 ratios are exact to 1e-4."""
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
 
 
 class Sample(NamedTuple):
@@ -200,9 +199,22 @@ class DiagonalGaussian:
         return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, parameters: jax.Array) -> jax.Array:
-        """Return the differential entropy of ``raw`` (not of the action) in nats, ``[...]``."""
-        _, log_std = _mean_and_log_std(parameters)
-        return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+        """Return the differential entropy in nats, ``[...]``.
+
+        With "tanh" it is that of the action, by Gauss-Hermite quadrature. It is at most that of
+        the uniform distribution. That of ``raw``, as which it is computed with "clip", has no
+        maximum: a bonus for it would end with actions that are all at their bounds.
+        """
+        mean, log_std = _mean_and_log_std(parameters)
+        entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        if self.squash == "tanh":
+            raw = mean[..., None] + jnp.exp(log_std)[..., None] * _NODES.astype(np.float32)
+            # log(1 - tanh(x)^2), which itself would be log(0) for large x.
+            log_slope = 2 * (math.log(2) - raw - jax.nn.softplus(-2 * raw))
+            weights = (_WEIGHTS / math.sqrt(2 * math.pi)).astype(np.float32)
+            half_range = (self.high / 2 - self.low / 2).reshape(-1)
+            entropy += log_slope @ weights + np.log(half_range)
+        return jnp.sum(entropy, axis=-1)
 
     def _squashed(self, raw: jax.Array) -> Sample:
         action = raw.reshape(*raw.shape[:-1], *self.low.shape)
@@ -217,7 +229,30 @@ class DiagonalGaussian:
 
 def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
     mean, log_std = jnp.split(parameters, 2, axis=-1)
-    return mean, jnp.clip(log_std, *LOG_STD_RANGE)
+    return mean, _within_range(log_std)
+
+
+@jax.custom_vjp
+def _within_range(log_std: jax.Array) -> jax.Array:
+    """Clip to ``LOG_STD_RANGE``, with a gradient outside it that can only lead back.
+
+    That of ``jnp.clip`` is 0 there: a deviation that was once too large would stay so.
+    """
+    return jnp.clip(log_std, *LOG_STD_RANGE)
+
+
+def _forward(log_std: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _within_range(log_std), log_std
+
+
+def _backward(log_std: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    low, high = LOG_STD_RANGE
+    # Descent moves against the gradient.
+    outward = ((log_std <= low) & (gradient > 0)) | ((log_std >= high) & (gradient < 0))
+    return (jnp.where(outward, 0, gradient),)
+
+
+_within_range.defvjp(_forward, _backward)
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian

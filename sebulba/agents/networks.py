@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sebulba.agents import normalization
 from sebulba.config import NetworkConfig
 from sebulba.ops.convolution import DataFormat, conv2d
 from sebulba.ops.lstm import lstm
@@ -29,6 +30,9 @@ SMALL = ((16, 8, 4), (32, 4, 2))
 al. 2018, figure 3, left, without its LSTM."""
 SHALLOW = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The same for Mnih et al. 2015, "Human-level control", methods."""
+
+MOMENTS = "observations"
+"""Where the parameters have the moments by which observations are normalized."""
 
 _LEAST_DEVIATION = 10
 """The smallest standard deviation, in gray levels, that pixels are divided by.
@@ -63,6 +67,10 @@ class Network(nn.Module):
         dtype = jnp.dtype(self.config.dtype)
         state = dict(state)  # A copy: the caller's must not change.
         observation, action = _unpack(timestep.observation)
+        if self.config.normalize_observations:
+            shapes = [array.shape for array in numbers(self.spec.observation)]
+            moments = self.param(MOMENTS, lambda _: normalization.initial(shapes))
+            observation = _normalized(lax.stop_gradient(moments), observation)
         if self.config.frame_stack > 1:
             observation, state["frames"] = stack_frames(
                 observation, timestep.first, state["frames"]
@@ -79,6 +87,27 @@ class Network(nn.Module):
             )
         # Policies and values are float32 whatever the dtype: ratios and TD errors need the digits.
         return self.heads()(features.astype(jnp.float32)), state
+
+
+def numbers(observation: ArrayTree, num_axes: int = 0) -> list[Any]:
+    """The arrays of an observation, or specs of them, that are normalized: floats, but no images.
+
+    Args:
+      observation: as the environment gives it, with the last action or without.
+      num_axes: axes before those of one observation.
+    """
+    leaves = jax.tree.leaves(_unpack(observation)[0])
+    return [leaf for leaf in leaves if _is_number(leaf, num_axes)]
+
+
+def _is_number(array: Any, num_axes: int) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating) and not is_image(array.shape[num_axes:])
+
+
+def _normalized(moments: normalization.Moments, observation: ArrayTree) -> ArrayTree:
+    """An observation ``[T, B, ...]`` in which numbers are normalized."""
+    new = iter(normalization.normalize(moments, numbers(observation, 2)))
+    return jax.tree.map(lambda leaf: next(new) if _is_number(leaf, 2) else leaf, observation)
 
 
 def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict[str, State]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.agents import networks
-from sebulba.agents.distributions import Distribution
+from sebulba.agents import networks, normalization
+from sebulba.agents.distributions import DiagonalGaussian, Distribution
 from sebulba.agents.networks import is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
@@ -57,17 +57,56 @@ class PolicyValueHeads(nn.Module):
     """Linear layers for the policy and the value."""
 
     policy_size: int
+    num_free: int = 0
+    """More parameters of the policy, which are the same for all features and begin at 0."""
 
     @nn.compact
     def __call__(self, features: jax.Array) -> PolicyValue:
         """Map features ``[T, B, F]`` to outputs ``[T, B, ...]``."""
         # With small weights the first policy is nearly uniform, so that the first data explore.
         policy = nn.Dense(self.policy_size, kernel_init=nn.initializers.orthogonal(0.01))(features)
+        if self.num_free:
+            free = self.param("free", nn.initializers.zeros, (self.num_free,), jnp.float32)
+            free = jnp.broadcast_to(free, (*policy.shape[:-1], self.num_free))
+            policy = jnp.concatenate([policy, free], axis=-1)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(features)
         return PolicyValue(policy, value[..., 0])
 
 
-class PolicyAgent:
+class _NetworkAgent:
+    """What the reference agents have in common."""
+
+    def __init__(
+        self, config: NetworkConfig, spec: EnvSpec, heads: Callable[[], nn.Module]
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._network = networks.Network(config, spec, heads)
+
+    def init(self, key: jax.Array) -> Params:
+        """Return new random parameters."""
+        return init(self._network, self._spec, self.initial_state(1), key)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Return the state at the start of an episode: zeros ``[B, ...]``."""
+        return networks.initial_state(self._config, self._spec, batch_size)
+
+    def measure(self, params: Params, timesteps: Timestep) -> ArrayTree:
+        """Return what ``absorb`` needs to know of timesteps ``[T, B, ...]``: means over T x B."""
+        if not self._config.normalize_observations:
+            return ()
+        arrays = networks.numbers(timesteps.observation, 2)
+        return normalization.measure(params[networks.MOMENTS], arrays)
+
+    def absorb(self, params: Params, measured: ArrayTree) -> Params:
+        """Return ``params`` that normalize observations by what was measured, too."""
+        if not self._config.normalize_observations:
+            return params
+        moments = normalization.absorb(params[networks.MOMENTS], measured)
+        return {**params, networks.MOMENTS: moments}
+
+
+class PolicyAgent(_NetworkAgent):
     """An actor-critic agent, which samples from its policy or, if ``greedy``, takes its mode."""
 
     def __init__(
@@ -78,21 +117,12 @@ class PolicyAgent:
         greedy: bool = False,
     ) -> None:
         """``distribution`` is a distribution over the actions of ``spec``."""
-        self._config = config
-        self._spec = spec
+        size, num_free = distribution.parameters_size, 0
+        if isinstance(distribution, DiagonalGaussian) and not config.state_dependent_std:
+            num_free = size // 2  # The log standard deviations are the last.
+        super().__init__(config, spec, lambda: PolicyValueHeads(size - num_free, num_free))
         self._distribution = distribution
         self._greedy = greedy
-        self._network = networks.Network(
-            config, spec, lambda: PolicyValueHeads(distribution.parameters_size)
-        )
-
-    def init(self, key: jax.Array) -> Params:
-        """Return new random parameters."""
-        return init(self._network, self._spec, self.initial_state(1), key)
-
-    def initial_state(self, batch_size: int) -> State:
-        """Return the state at the start of an episode: zeros ``[B, ...]``."""
-        return networks.initial_state(self._config, self._spec, batch_size)
 
     def act(
         self, params: Params, key: jax.Array, timestep: Timestep, state: State
@@ -131,7 +161,7 @@ class DuelingHeads(nn.Module):
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
-class QAgent:
+class QAgent(_NetworkAgent):
     """A Q-learning agent, which takes the action with the largest Q value.
 
     Its Q values are h(Q), rescaled as in R2D2 (see ``sebulba.losses.rescale``).
@@ -151,20 +181,8 @@ class QAgent:
                 "DiscreteSpec. Choose an environment with one discrete action, or V-trace."
             )
         num_actions = spec.action.num_actions
-        self._config = config
-        self._spec = spec
+        super().__init__(config, spec, lambda: DuelingHeads(num_actions, config.core_size))
         self._epsilon = epsilon
-        self._network = networks.Network(
-            config, spec, lambda: DuelingHeads(num_actions, config.core_size)
-        )
-
-    def init(self, key: jax.Array) -> Params:
-        """Return new random parameters."""
-        return init(self._network, self._spec, self.initial_state(1), key)
-
-    def initial_state(self, batch_size: int) -> State:
-        """Return the state at the start of an episode: zeros ``[B, ...]``."""
-        return networks.initial_state(self._config, self._spec, batch_size)
 
     def act(
         self, params: Params, key: jax.Array, timestep: Timestep, state: State

@@ -21,7 +21,7 @@ from sebulba.learners.replay.host import HostReplay, ReplayConfig
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences, block_shapes
 from sebulba.learners.sharding import abstract, assemble, local_data
-from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState
+from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
 from sebulba.types import Agent, EnvSpec, Params, State, Timestep, Trajectory, Unroll
 from sebulba.validation import Count, Limit, NotNegativeInt, Positive, Share, require
 
@@ -147,7 +147,7 @@ class R2D2Learner(Learner):
             devices=topology.learners,
         )
         self.synchronized = SynchronizedUpdate(
-            self._loss, _BATCH_AXES, optimizer, topology, config.num_microbatches or 1
+            self._loss, _BATCH_AXES, optimizer, topology, config.num_microbatches or 1, agent
         )
         self._update_target = jax.jit(self._next_target, donate_argnums=0)
         self._errors = jax.jit(self._errors_at_collection)
@@ -260,7 +260,7 @@ class R2D2Learner(Learner):
             "td_error": losses.mean_loss(jnp.abs(output.td_errors)),
             "importance_weight_mean": jnp.mean(batch.weights),
         }
-        return total, LossOutput(logs, priorities)
+        return total, LossOutput(logs, priorities, measure(self._agent, params, timestep))
 
     def _q_values(self, params: Params, timestep: Timestep, state: State) -> jax.Array:
         """Q values ``[S+1-burn_in, B, A]`` of the timesteps after the burn-in."""

@@ -12,7 +12,7 @@ import optax
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Learner, Logs
 from sebulba.learners.sharding import TRAJECTORY_AXES, abstract, assemble, concatenate
-from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState
+from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
 from sebulba.types import Agent, ArrayTree, Params, Trajectory, Unroll
 
 
@@ -41,7 +41,7 @@ class TrajectoryLearner(Learner):
         self._topology = topology
         self._unrolls_per_turn = unrolls_per_turn
         self.synchronized = SynchronizedUpdate(
-            self._loss, TRAJECTORY_AXES, optimizer, topology, num_microbatches
+            self._loss, TRAJECTORY_AXES, optimizer, topology, num_microbatches, agent
         )
         self._turn: tuple[Trajectory, ...] = ()
 
@@ -94,5 +94,7 @@ class TrajectoryLearner(Learner):
     ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         # One large batch is faster than a call for each trajectory, and its mean is the same.
-        total, logs = self.loss(params, concatenate(trajectories))
-        return total, LossOutput({"loss": total, **logs})
+        trajectory = concatenate(trajectories)
+        total, logs = self.loss(params, trajectory)
+        measured = measure(self._agent, params, trajectory.timestep)
+        return total, LossOutput({"loss": total, **logs}, measured=measured)

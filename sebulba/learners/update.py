@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Logs
 from sebulba.learners.sharding import spec_of
-from sebulba.types import ArrayTree, Params
+from sebulba.types import Agent, ArrayTree, Params, Timestep
 
 
 class TrainState(NamedTuple):
@@ -32,12 +32,21 @@ class LossOutput(NamedTuple):
     Attributes:
       logs: scalars, means over T x B.
       per_sequence: arrays ``[B, ...]``, such as new priorities; ``()`` if there are none.
+      measured: what ``absorb`` of the agent gets, means over T x B; ``()`` if it has none.
     """
 
     logs: Logs
     per_sequence: ArrayTree = ()
+    measured: ArrayTree = ()
 
 
+def measure(agent: Agent, params: Params, timesteps: Timestep) -> ArrayTree:
+    """What the agent measures of timesteps ``[T, B, ...]``, if it does: see ``types.Agent``."""
+    return agent.measure(params, timesteps) if hasattr(agent, "measure") else ()
+
+
+Mean = tuple[Params, Logs, ArrayTree]
+"""The gradient, the logs, and what was measured."""
 Batch = tuple[Any, ...]
 """The parts of one batch, all of one kind, such as the trajectories of several actors."""
 Loss = Callable[[Params, ArrayTree, Batch], tuple[jax.Array, LossOutput]]
@@ -59,6 +68,7 @@ class SynchronizedUpdate:
         optimizer: optax.GradientTransformation,
         topology: Topology,
         num_microbatches: int = 1,
+        agent: Agent | None = None,
     ) -> None:
         """Builds the update; nothing is compiled yet.
 
@@ -70,8 +80,10 @@ class SynchronizedUpdate:
           num_microbatches: calls in which the gradient is computed, each on an equal part of every
             device's share of B. With several short calls, a device that also acts can act between
             them.
+          agent: absorbs what the loss measured, after the optimizer; None if it measures nothing.
         """
         self._loss = loss
+        self._absorb = getattr(agent, "absorb", None)
         self._axes = axes
         # Optimizers of the user's own may not know of ``progress``.
         self._optimizer = optax.with_extra_args_support(optimizer)
@@ -105,8 +117,8 @@ class SynchronizedUpdate:
         # A Python loop, not lax.scan: on a device that also acts, an actor's step can run between
         # two programs but not in the middle of one.
         parts = [self._gradient(state.params, batch, fixed, index) for index in self._indices]
-        state, logs = self._apply(state, [part[:2] for part in parts], done)
-        return state, logs, [per_sequence for _, _, per_sequence in parts]
+        state, logs = self._apply(state, [mean for mean, _ in parts], done)
+        return state, logs, [per_sequence for _, per_sequence in parts]
 
     def lower(
         self, state: TrainState, batch: Batch, fixed: ArrayTree = ()
@@ -124,15 +136,15 @@ class SynchronizedUpdate:
         gradient = self._gradient.lower(state.params, batch, fixed, index)
         part = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated),
-            gradient.out_info[:2],
+            gradient.out_info[0],
         )
         apply = self._apply.lower(state, [part] * self._num_microbatches, done)
         return [(gradient, self._num_microbatches), (apply, 1)]
 
     def gradient(
         self, params: Params, batch: Batch, fixed: ArrayTree, index: jax.Array | None = None
-    ) -> tuple[Params, Logs, ArrayTree]:
-        """Gradient and logs, averaged over the learner mesh, and ``per_sequence``.
+    ) -> tuple[Mean, ArrayTree]:
+        """What is averaged over the learner mesh, and ``per_sequence``.
 
         Args:
           params: replicated.
@@ -148,8 +160,8 @@ class SynchronizedUpdate:
             gradient, output = jax.grad(self._loss, has_aux=True)(params, fixed, batch)
             # Devices have equal shares and each loss is a mean, so the mean of the means is that
             # of the whole batch, on any number of devices.
-            mean = lax.pmean((gradient, output.logs), LEARNER_AXIS)
-            return *mean, output.per_sequence
+            mean = lax.pmean((gradient, output.logs, output.measured), LEARNER_AXIS)
+            return mean, output.per_sequence
 
         # With check_vma=True, JAX would already sum the gradient with respect to replicated
         # parameters over the N devices, and the pmean of that sum would be N times too large.
@@ -157,7 +169,7 @@ class SynchronizedUpdate:
             local,
             mesh=self._topology.mesh,
             in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes), PartitionSpec()),
-            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
+            out_specs=(PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
             check_vma=False,
         )(params, batch, fixed)
 
@@ -171,17 +183,19 @@ class SynchronizedUpdate:
     def _update(
         self, state: TrainState, batch: Batch, fixed: ArrayTree, progress: jax.Array
     ) -> tuple[TrainState, Logs, ArrayTree]:
-        gradient, logs, per_sequence = self.gradient(state.params, batch, fixed)
-        return *self._apply_mean(state, [(gradient, logs)], progress), per_sequence
+        mean, per_sequence = self.gradient(state.params, batch, fixed)
+        return *self._apply_mean(state, [mean], progress), per_sequence
 
     def _apply_mean(
-        self, state: TrainState, parts: list[tuple[Params, Logs]], progress: jax.Array
+        self, state: TrainState, parts: list[Mean], progress: jax.Array
     ) -> tuple[TrainState, Logs]:
-        gradient, logs = jax.tree.map(lambda *leaves: _mean(leaves), *parts)
+        gradient, logs, measured = jax.tree.map(lambda *leaves: _mean(leaves), *parts)
         updates, opt_state = self._optimizer.update(
             gradient, state.opt_state, state.params, progress=progress
         )
         params = optax.apply_updates(state.params, updates)
+        if self._absorb is not None:
+            params = self._absorb(params, measured)
         # The norm before the optimizer clips it.
         logs = {**logs, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(params, opt_state), logs

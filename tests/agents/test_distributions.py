@@ -127,17 +127,46 @@ def test_gaussian_log_prob_is_of_raw() -> None:
     np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gaussian_entropy_is_the_mean_of_minus_log_prob() -> None:
-    policy = DiagonalGaussian(LOW, HIGH)
+@pytest.mark.parametrize("squash", ["tanh", "clip"])
+def test_gaussian_entropy_is_the_mean_of_minus_log_prob(squash: Any) -> None:
+    """Of the action with tanh, whose density has the slope of tanh in it; of raw with clip."""
+    policy = DiagonalGaussian(LOW, HIGH, squash)
     parameters = repeat([0.0, 1.0, -0.5, 0.3, -1.0, 1.0])
     raw = jax.jit(policy.sample)(jax.random.key(0), parameters).raw
-    estimate = -np.mean(jax.jit(policy.log_prob)(parameters, raw))
-    np.testing.assert_allclose(policy.entropy(parameters[0]), estimate, atol=0.03)
+    log_prob = np.float64(jax.jit(policy.log_prob)(parameters, raw))
+    if squash == "tanh":
+        slope = (HIGH - LOW) / 2 / np.cosh(np.float64(raw)) ** 2
+        log_prob -= np.log(slope).sum(axis=-1)
+    np.testing.assert_allclose(policy.entropy(parameters[0]), -np.mean(log_prob), atol=0.03)
+
+
+def test_no_policy_squashed_by_tanh_is_more_random_than_the_uniform_one() -> None:
+    """So a bonus for entropy does not widen it until all actions are at the bounds."""
+    policy = DiagonalGaussian(LOW, HIGH)
+    uniform = np.log(HIGH - LOW).sum()
+    log_stds = np.linspace(-4, 2, 25, dtype=np.float32)
+    entropies = [policy.entropy(jnp.array([0.0] * 3 + [log_std] * 3)) for log_std in log_stds]
+    best = int(np.argmax(entropies))
+    assert uniform - 0.1 < entropies[best] <= uniform
+    assert 0.6 < np.exp(log_stds[best]) < 1.2
+    slope = jax.grad(policy.entropy)(jnp.array([0.0] * 3 + [1.5] * 3))
+    assert np.all(slope[3:] < 0)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "wanted", "moves"),
+    [(3, -1, True), (3, 1, False), (-6, 1, True), (-6, -1, False), (0, 1, True)],
+)
+def test_a_log_std_out_of_range_can_come_back(log_std: float, wanted: float, moves: bool) -> None:
+    def loss(log_std: jax.Array) -> jax.Array:
+        return -wanted * distributions._within_range(log_std)
+
+    assert float(jax.grad(loss)(jnp.float32(log_std))) == (-wanted if moves else 0)
 
 
 @pytest.mark.parametrize("log_std", [-1e4, 1e4])
 def test_gaussian_is_finite_for_extreme_log_stds(log_std: float) -> None:
-    policy = DiagonalGaussian(LOW, HIGH)
+    policy = DiagonalGaussian(LOW, HIGH, "clip")
     parameters = jnp.array([0.0] * 3 + [log_std] * 3)
     raw = policy.sample(jax.random.key(0), parameters).raw
 

@@ -15,7 +15,8 @@ import pytest
 from unrolls import random_params, shards_of, unroll_of
 
 from sebulba import Behavior, NetworkConfig, OptimizerConfig, PolicyAgent, Topology, VTraceConfig
-from sebulba.agents import distributions
+from sebulba.agents import distributions, normalization
+from sebulba.agents.networks import MOMENTS
 from sebulba.devices.compiler import inspect
 from sebulba.learners import (
     TRAJECTORY_AXES,
@@ -136,7 +137,7 @@ def check_logs(logs: Any, expected: Any) -> None:
 @pytest.mark.parametrize("learners", [1, 4])
 def test_the_gradient_is_that_of_the_whole_batch(learners: int) -> None:
     learner, batch = make_learner(learners), (assembled(random_trajectory(), learners),)
-    gradient, logs, _ = jax.jit(learner.synchronized.gradient)(params(), batch, ())
+    (gradient, logs, _), _ = jax.jit(learner.synchronized.gradient)(params(), batch, ())
     expected, expected_logs = whole_gradient()
     assert relative(gradient, expected) < 1e-5
     check_logs(logs, expected_logs)
@@ -147,11 +148,32 @@ def test_the_gradient_in_microbatches_is_the_whole(learners: int, microbatches: 
     learner = make_learner(learners, num_microbatches=microbatches)
     batch = (assembled(random_trajectory(), learners),)
     gradient = jax.jit(learner.synchronized.gradient)
-    found = [gradient(params(), batch, (), jnp.int32(i))[0] for i in range(microbatches)]
+    found = [gradient(params(), batch, (), jnp.int32(i))[0][0] for i in range(microbatches)]
     expected, _ = whole_gradient()
     assert relative(found[0], expected) > 0.1
     mean = jax.tree.map(lambda *leaves: sum(leaves) / microbatches, *jax.device_get(found))
     assert relative(mean, expected) < 1e-5
+
+
+def moments(learners: int, microbatches: int = 1) -> normalization.Moments:
+    """By which observations are normalized after three updates."""
+    network = NetworkConfig(hidden_sizes=(16,), normalize_observations=True)
+    learner = make_learner(learners, network=network, num_microbatches=microbatches)
+    state = learner.init(jax.random.key(0))
+    for k in range(3):
+        state, _ = update(learner, state, learners, random_trajectory(k)._replace(initial_state={}))
+    found: normalization.Moments = state.params[MOMENTS]
+    return found
+
+
+@pytest.mark.parametrize(("learners", "microbatches"), [(1, 1), (2, 1), (4, 1), (2, 4)])
+def test_observations_are_normalized_by_those_of_all_devices(
+    learners: int, microbatches: int
+) -> None:
+    found = moments(learners, microbatches)
+    seen = np.stack([random_trajectory(k).timestep.observation for k in range(3)])
+    np.testing.assert_allclose(found.mean[0], seen.mean((0, 1, 2)), atol=1e-5)
+    np.testing.assert_allclose(found.variance[0], seen.var((0, 1, 2)), rtol=1e-5)
 
 
 def test_parameters_stay_bit_identical_on_every_learner_device() -> None:

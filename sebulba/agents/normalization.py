@@ -1,0 +1,79 @@
+"""Running means and variances of observations, by which a network normalizes them.
+
+They are among the network's parameters, without a gradient: so actors, other hosts, checkpoints and
+evaluation have them too. The learner measures each batch that it learns from, averages over its
+devices, and absorbs the average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LIMIT = 10.0
+"""Normalized observations are clipped to +- this, as those of OpenAI Baselines' VecNormalize."""
+
+
+class Moments(NamedTuple):
+    """What is known of the arrays of an observation.
+
+    Attributes:
+      batches: float32 ``[]``, how many have been absorbed.
+      mean: ``[...]`` of each array.
+      variance: ``[...]`` of each array.
+    """
+
+    batches: jax.Array
+    mean: list[jax.Array]
+    variance: list[jax.Array]
+
+
+class Measured(NamedTuple):
+    """What was seen in a batch. The mean of that of equal parts is that of the whole.
+
+    Attributes:
+      distance: of the mean of each array from the mean so far, ``[...]``.
+      square: of that distance.
+      variance: ``[...]`` of each array, around its own mean.
+    """
+
+    distance: list[jax.Array]
+    square: list[jax.Array]
+    variance: list[jax.Array]
+
+
+def initial(shapes: Sequence[tuple[int, ...]]) -> Moments:
+    """Those of no observations, by which they stay as they are."""
+    mean = [jnp.zeros(shape, jnp.float32) for shape in shapes]
+    return Moments(jnp.float32(0), mean, [jnp.ones(shape, jnp.float32) for shape in shapes])
+
+
+def normalize(moments: Moments, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """``arrays`` ``[T, B, ...]`` with a mean of 0 and a variance of 1, clipped to +- ``LIMIT``."""
+    return [
+        jnp.clip((array - mean) * jax.lax.rsqrt(variance + 1e-8), -LIMIT, LIMIT)
+        for array, mean, variance in zip(arrays, moments.mean, moments.variance, strict=True)
+    ]
+
+
+def measure(moments: Moments, arrays: Sequence[jax.Array]) -> Measured:
+    """What a batch of ``arrays`` ``[T, B, ...]`` adds to ``moments``."""
+    # Not the means of x and of its square: for x far from 0, float32 would lose their difference.
+    far = [jnp.mean(a - mean, (0, 1)) for a, mean in zip(arrays, moments.mean, strict=True)]
+    return Measured(far, [jnp.square(d) for d in far], [jnp.var(a, (0, 1)) for a in arrays])
+
+
+def absorb(moments: Moments, batch: Measured) -> Moments:
+    """The moments of all batches so far, each with the same weight, and of one more."""
+    weight = 1 / (moments.batches + 1)
+    mean = [m + weight * d for m, d in zip(moments.mean, batch.distance, strict=True)]
+    variance = []
+    for before, far, square, within in zip(moments.variance, *batch, strict=True):
+        # Between the means of the parts of the batch, if there are several.
+        between = jnp.maximum(square - jnp.square(far), 0)
+        both = (1 - weight) * before + weight * (within + between)
+        variance.append(both + weight * (1 - weight) * jnp.square(far))
+    return Moments(moments.batches + 1, mean, variance)

@@ -1,0 +1,94 @@
+"""Running moments of observations against those of all observations at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba import NetworkConfig, PolicyAgent, distributions
+from sebulba.agents import networks, normalization
+from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
+
+T, B = 4, 6
+SPEC = EnvSpec(
+    {
+        "image": ArraySpec((36, 36), np.dtype(np.float32)),
+        "kind": ArraySpec((), np.dtype(np.int32)),
+        "speed": ArraySpec((2,), np.dtype(np.float32)),
+    },
+    DiscreteSpec(3),
+    B,
+)
+
+
+def batch(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    # Far from 0, with little variance, and moving: as the height of something that climbs.
+    speed = 1000 + 10 * seed + rng.normal(size=(T, B, 2)) * [0.1, 3]
+    return speed.astype(np.float32)
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 50])
+def test_as_of_all_at_once(num_batches: int) -> None:
+    moments = normalization.initial([(2,)])
+    batches = [batch(seed) for seed in range(num_batches)]
+    for one in batches:
+        moments = normalization.absorb(moments, normalization.measure(moments, [jnp.asarray(one)]))
+    together = np.concatenate(batches).astype(np.float64)
+    np.testing.assert_allclose(moments.mean[0], together.mean((0, 1)), rtol=1e-6)
+    np.testing.assert_allclose(moments.variance[0], together.var((0, 1)), rtol=2e-3)
+    (result,) = normalization.normalize(moments, [jnp.asarray(batches[-1])])
+    expected = (batches[-1] - together.mean((0, 1))) / together.std((0, 1))
+    np.testing.assert_allclose(result, np.clip(expected, -10, 10), atol=0.02)
+
+
+def test_parts_of_a_batch_give_what_the_batch_gives() -> None:
+    """The learner averages over its devices before it absorbs."""
+    moments = normalization.initial([(2,)])
+    for seed in range(3):
+        parts = np.split(batch(seed), 3, axis=1)
+        measured = [normalization.measure(moments, [part]) for part in parts]
+        of_parts = normalization.absorb(moments, jax.tree.map(lambda *x: sum(x) / 3, *measured))
+        moments = normalization.absorb(moments, normalization.measure(moments, [batch(seed)]))
+        np.testing.assert_allclose(of_parts.mean[0], moments.mean[0], rtol=1e-6)
+        np.testing.assert_allclose(of_parts.variance[0], moments.variance[0], rtol=0.1 / 10**seed)
+
+
+def test_only_numbers_are_normalized_and_outputs_follow_them() -> None:
+    config = NetworkConfig(hidden_sizes=(8,), normalize_observations=True)
+    agent = PolicyAgent(config, SPEC, distributions.make(SPEC.action))
+    params = agent.init(jax.random.key(0))
+    (mean,) = params[networks.MOMENTS].mean
+    assert mean.shape == (2,)
+    observation = {
+        "image": np.zeros((T, B, 36, 36), np.float32),
+        "kind": np.zeros((T, B), np.int32),
+        "speed": batch(0),
+    }
+    zeros = np.zeros((T, B), np.float32)
+    timesteps = Timestep(observation, zeros, zeros + 1, zeros > 0)
+    absorbed = agent.absorb(params, agent.measure(params, timesteps))
+    moved = timesteps._replace(observation={**observation, "speed": 2 * batch(0) - 5})
+    again = agent.absorb(params, agent.measure(params, moved))
+    one, other = (
+        agent.unroll(p, t, agent.initial_state(B))[0].value
+        for p, t in ((absorbed, timesteps), (again, moved))
+    )
+    # Other units and another origin make no difference.
+    np.testing.assert_allclose(one, other, atol=1e-3)
+    assert np.std(one) > 0.01
+    gradient = jax.grad(
+        lambda p: jnp.sum(agent.unroll(p, timesteps, agent.initial_state(B))[0].value)
+    )
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient(absorbed)[networks.MOMENTS]))
+
+
+def test_without_it_there_are_no_moments() -> None:
+    agent = PolicyAgent(NetworkConfig(), SPEC, distributions.make(SPEC.action))
+    params = agent.init(jax.random.key(0))
+    assert networks.MOMENTS not in params
+    assert agent.absorb(params, ()) is params
