@@ -97,7 +97,8 @@ class Config(Fields):
     """Name of the preset that this config came from."""
     env: str = "CartPole-v1"
     """An id of EnvPool, sebulba/Catch, sebulba/Memory, a name given to envs.register,
-    gymnasium:ID, dm_env:MODULE:NAME, or MODULE:NAME of a make_env(num_envs, seed) of your own."""
+    gymnasium:ID, ale:GAME, dm_env:MODULE:NAME, or MODULE:NAME of your own make_env(num_envs, seed).
+    """
     env_options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """Options of the environment: KEY VALUE [KEY VALUE ...]."""
     atari_protocol: Literal["machado", "impala"] = "machado"

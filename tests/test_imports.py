@@ -128,7 +128,7 @@ def test_losses_import_jax_only() -> None:
 
 
 def test_environments_import_no_jax() -> None:
-    others = {"numpy", "envpool", "gymnasium", "dm_env"}
+    others = {"numpy", "envpool", "gymnasium", "dm_env", "ale_py"}
     assert external("envs") - set(sys.stdlib_module_names) == others
     assert internal("envs") == {"types", "validation"}
 

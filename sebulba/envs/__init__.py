@@ -56,11 +56,11 @@ def make(
 
     Args:
       env_id: ``sebulba/Catch``, ``sebulba/Memory``, a name given to ``register``, any
-        single-agent id of EnvPool, or one with a prefix: ``gymnasium:ID``, ``dm_env:MODULE:NAME``
-        or ``MODULE:NAME``; see ``sebulba.envs.outside``.
+        single-agent id of EnvPool, or one with a prefix: ``gymnasium:ID``, ``ale:GAME``,
+        ``dm_env:MODULE:NAME`` or ``MODULE:NAME``; see ``sebulba.envs.outside``.
       num_envs: B, at least 1.
       seed: at least 0. With the same seed, the same actions give the same episodes.
-      num_threads: threads that step EnvPool's environments; 0 for EnvPool's default.
+      num_threads: threads that step the environments of EnvPool and ale-py; 0 for their default.
       options: keyword arguments of what makes the environment, or EnvPool's options for this id.
       atari_protocol: ``"machado"`` or ``"impala"``; see ``EnvPoolEnv``.
 
@@ -73,7 +73,7 @@ def make(
     if env_id in _REGISTERED:
         return _make_registered(env_id, num_envs, seed, options)
     if ":" in env_id:
-        return outside.make(env_id, num_envs, seed, options)
+        return outside.make(env_id, num_envs, seed, options, num_threads, atari_protocol)
     ids = environment_ids()
     if env_id not in ids:
         raise unknown("environment", env_id, [*_REGISTERED, *ids])

@@ -1,4 +1,4 @@
-"""The two usual protocols for Atari games, as options of EnvPool."""
+"""The two usual protocols for Atari games."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ OWNED: Mapping[str, str] = {
 """Options that cannot be set, and what to do instead."""
 
 
+def protocol_options(protocol: str) -> Mapping[str, Any]:
+    """Return what ``protocol`` sets.
+
+    Raises:
+      ValueError: it is not one of the ``PROTOCOLS``.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(
+            f"atari_protocol is {protocol!r}, but must be one of {', '.join(PROTOCOLS)}."
+        )
+    return PROTOCOLS[protocol]
+
+
 def atari_options(protocol: str, frame_skip: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return EnvPool's options for one of the ``PROTOCOLS``, overridden by the user's.
 
@@ -53,17 +66,13 @@ def atari_options(protocol: str, frame_skip: int, options: Mapping[str, Any]) ->
     Raises:
       ValueError: the protocol is unknown, or the frame skip or ``noop_max`` is below 1.
     """
-    if protocol not in PROTOCOLS:
-        raise ValueError(
-            f"atari_protocol is {protocol!r}, but must be one of {', '.join(PROTOCOLS)}."
-        )
     frame_skip = options.get("frame_skip", frame_skip)
     if frame_skip < 1:
         raise ValueError(f"frame_skip is {frame_skip}, but must be at least 1: 4 is usual.")
     merged = {
         # In agent steps, so that a game ends after MAX_FRAMES whatever the frame skip.
         "max_episode_steps": MAX_FRAMES // frame_skip,
-        **PROTOCOLS[protocol],
+        **protocol_options(protocol),
         **options,
         # Last, so that nobody overrides them (see OWNED). EnvPool's default is to stack 4 frames.
         "stack_num": 1,

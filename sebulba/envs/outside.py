@@ -2,12 +2,15 @@
 
 ``gymnasium:ID``
   what ``gymnasium.make`` makes of ID, or ``gymnasium:MODULE:ID``, which imports MODULE first.
+``ale:GAME``
+  a game of ale-py, with the protocols of ``sebulba.envs.atari``.
 ``dm_env:MODULE:NAME``
   what the function or class NAME of MODULE returns, with the interface ``dm_env``.
 ``MODULE:NAME``
   ``NAME(num_envs, seed, **options)``, which returns an ``Env``.
 
-With the first two, the option ``processes`` steps each environment in a process of its own.
+Environments of ``gymnasium`` and ``dm_env`` have one more option, ``processes``: whether each is
+stepped in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,33 +25,51 @@ from typing import Any
 from sebulba.types import Env
 
 
-def make(env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> Env:
+def make(
+    env_id: str,
+    num_envs: int,
+    seed: int,
+    options: Mapping[str, Any],
+    num_threads: int = 0,
+    atari_protocol: str = "machado",
+) -> Env:
     """Make a batch of environments named as above.
+
+    ``num_threads`` and ``atari_protocol`` are for ``ale:GAME`` only.
 
     Raises:
       ValueError: there is no such environment, or it cannot be made with these options.
     """
     interface, _, name = env_id.partition(":")
-    if interface not in ("gymnasium", "dm_env"):
+    if interface not in ("gymnasium", "dm_env", "ale"):
         found: Env = _named(env_id)(num_envs, seed, **options)
         return found
     import gymnasium
 
-    from sebulba.envs.gymnasium import GymnasiumEnv
-
-    own = dict(options)
-    processes = bool(own.pop("processes", False))
     try:
-        if interface == "gymnasium":
-            return GymnasiumEnv(name, num_envs, seed, own, processes)
-        from sebulba.envs.dm_env import DmEnv
+        if interface == "ale":
+            from sebulba.envs.ale import AleEnv
 
-        return GymnasiumEnv(partial(DmEnv, _named(name), own), num_envs, seed, processes=processes)
+            return AleEnv(name, num_envs, seed, num_threads, options, atari_protocol)
+        return _of_gymnasium(interface, name, num_envs, seed, dict(options))
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise ValueError(
             f"{env_id} cannot be made with env_options {dict(options)} ({error}): install what it "
             "needs, and give each option the type that it has there."
         ) from error
+
+
+def _of_gymnasium(
+    interface: str, name: str, num_envs: int, seed: int, options: dict[str, Any]
+) -> Env:
+    from sebulba.envs.gymnasium import GymnasiumEnv
+
+    processes = bool(options.pop("processes", False))
+    if interface == "gymnasium":
+        return GymnasiumEnv(name, num_envs, seed, options, processes)
+    from sebulba.envs.dm_env import DmEnv
+
+    return GymnasiumEnv(partial(DmEnv, _named(name), options), num_envs, seed, processes=processes)
 
 
 def _named(path: str) -> Callable[..., Any]:
