@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -69,15 +69,16 @@ class AleEnv:
             raise unknown("game of ale-py", game, known)
         merged = _options(game, atari_protocol, options or {}, AtariVectorEnv)
         self._ends_on_life_loss = merged.pop("zero_discount_on_life_loss")
-        self._env: Any = AtariVectorEnv(game, num_envs, num_threads=num_threads, **merged)
+        env = cast(Any, AtariVectorEnv(game, num_envs, num_threads=num_threads, **merged))
+        self._env = env
         self._seeds = (np.random.SeedSequence(seed).generate_state(num_envs) >> 1).astype(np.int32)
         self._ended = np.zeros(num_envs, np.bool_)
         self._lives = np.zeros(num_envs, np.int32)
         # Without the axis of the stack, which is 1.
-        shape = self._env.single_observation_space.shape[1:]
+        shape = env.single_observation_space.shape[1:]
         self._spec = EnvSpec(
             ArraySpec(shape, np.dtype(np.uint8)),
-            DiscreteSpec(int(self._env.single_action_space.n)),
+            DiscreteSpec(int(env.single_action_space.n)),
             num_envs,
             merged["frameskip"],
         )
