@@ -152,7 +152,8 @@ def host_killed(chance: random.Random) -> float:
 
 def _both_resume() -> None:
     """The run goes on with two processes, to an end."""
-    with pod("none", STEPS=str(steps() + 3000), RESUME="1") as hosts:
+    # Far beyond the last row, since the last checkpoint may be of some updates later.
+    with pod("none", STEPS=str(steps() + 12_000), RESUME="1") as hosts:
         for host in hosts:
             host.end(120)
 

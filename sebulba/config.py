@@ -40,6 +40,11 @@ class NetworkConfig(Fields):
     convolutions (Espeholt et al. 2018, figure 3)."""
     hidden_sizes: Counts = (64, 64)
     """Sizes of the dense layers, which follow the convolutions if there are any."""
+    channels: Counts = (16, 32, 32)
+    """deep: channels of the convolutions in each section of the network. Each section halves height
+    and width."""
+    num_blocks: Count = 2
+    """deep: residual blocks in each section, with two convolutions in each block."""
     core: Literal["none", "lstm"] = "none"
     """lstm: an LSTM that also takes the last action and reward as inputs."""
     core_size: Count = 256
@@ -167,6 +172,14 @@ class Config(Fields):
             self.network.pixels == "scaled" or self.network.torso != "mlp",
             "must be scaled for the torso mlp, which has no convolutions",
         )
+        for name in ("channels", "num_blocks"):
+            default = getattr(NetworkConfig(), name)
+            require(
+                self,
+                f"network.{name}",
+                self.network.torso == "deep" or getattr(self.network, name) == default,
+                f"must be {default} for the torso {self.network.torso}: only deep has a choice",
+            )
         require(
             self,
             "num_inference_devices",

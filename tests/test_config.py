@@ -63,6 +63,8 @@ REFUSED = [
     ("optimizer.max_gradient_norm", -1.0, ABOVE_0),
     ("optimizer.epsilon", 0.0, ABOVE_0),
     ("network.pixels", "normalized", "must be scaled for the torso mlp"),
+    ("network.channels", (32, 64), "must be (16, 32, 32) for the torso mlp"),
+    ("network.num_blocks", 3, "must be 2 for the torso mlp"),
     ("optimizer.rms_decay", 1.0, "must be a number from 0 to below 1"),
     ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),

@@ -228,8 +228,10 @@ class ConvTorso(nn.Module):
 
 
 class ResNetTorso(nn.Module):
-    """The residual network of 15 convolutions (Espeholt et al. 2018, figure 3, right)."""
+    """The residual network of Espeholt et al. 2018, figure 3, right: there, 15 convolutions."""
 
+    channels: tuple[int, ...]
+    num_blocks: int
     sizes: tuple[int, ...]
     dtype: Any
     data_format: DataFormat
@@ -239,10 +241,10 @@ class ResNetTorso(nn.Module):
     def __call__(self, images: Array) -> Array:
         """Map images ``[N, H, W]``, or with channels as in ``data_format``, to ``[N, F]``."""
         x, data_format = _channels(images), self.data_format
-        for features in (16, 32, 32):
+        for features in self.channels:
             x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, self.normalize)(x)
             x, data_format = max_pool(x, 3, 2), "NHWC"
-            for _ in range(2):
+            for _ in range(self.num_blocks):
                 y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
                 x = x + Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(y))
         return _dense(nn.relu(x).reshape(x.shape[0], -1), self.sizes, self.dtype)
@@ -326,7 +328,7 @@ def _torso(config: NetworkConfig, dtype: Any, name: str = "torso") -> nn.Module:
     kinds: dict[str, Callable[..., nn.Module]] = {
         "small": partial(ConvTorso, SMALL),
         "shallow": partial(ConvTorso, SHALLOW),
-        "deep": ResNetTorso,
+        "deep": partial(ResNetTorso, config.channels, config.num_blocks),
     }
     normalize = config.pixels == "normalized"
     return kinds[config.torso](config.hidden_sizes, dtype, data_format, normalize, name=name)

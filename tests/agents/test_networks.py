@@ -249,6 +249,18 @@ def test_torsos_are_those_of_the_papers(torso: str, convolutions: int, dense: in
     assert params["Dense_0"]["kernel"].shape == (dense, 16)
 
 
+def test_a_larger_residual_network() -> None:
+    """On 96 x 72 pixels in color and more, as Google Research Football has them."""
+    agent = make_agent(
+        spec(72, 96, 4, dtype=BYTE), torso="deep", channels=(32, 64, 64, 64), num_blocks=3
+    )
+    params = jax.eval_shape(agent.init, jax.random.key(0))["torso"]
+    kernels = [layer["kernel"].shape for name, layer in params.items() if "Conv" in name]
+    assert len(kernels) == 4 * (1 + 3 * 2)
+    assert (kernels[0], kernels[-1]) == ((3, 3, 4, 32), (3, 3, 64, 64))
+    assert params["Dense_0"]["kernel"].shape == (5 * 6 * 64, 16)
+
+
 def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
     """A stack of four frames is the same to the network as an image of four channels."""
     stacking = make_agent(SMALLEST, torso="small", frame_stack=4)
