@@ -62,9 +62,9 @@ class NetworkConfig(Fields):
     parameters. Images are not concerned: see pixels."""
     squash: Literal["tanh", "clip"] = "tanh"
     """How a Gaussian sample is brought into the bounds of a continuous action."""
-    state_dependent_std: bool = True
-    """Whether the network gives the standard deviation of continuous actions. Otherwise it is
-    learned as one number for each, the same in all states."""
+    state_dependent_std: bool = False
+    """Whether the standard deviation of continuous actions is an output of the network. Otherwise
+    each is one number that is learned, the same in all states."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

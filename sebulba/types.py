@@ -165,12 +165,14 @@ class EnvSpec(NamedTuple):
       action: a ``DiscreteSpec``, a ``MultiDiscreteSpec`` or a ``BoxSpec``.
       num_envs: B.
       frame_skip: frames of the underlying game for each agent step.
+      action_names: what each discrete action does, where that is known.
     """
 
     observation: Any
     action: ActionSpec
     num_envs: int
     frame_skip: int = 1
+    action_names: tuple[str, ...] = ()
 
 
 class Env(Protocol):

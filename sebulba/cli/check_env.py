@@ -14,7 +14,7 @@ from rich.table import Table
 from sebulba.cli import options, output
 from sebulba.config import Config, Option
 from sebulba.envs.base import named_arrays
-from sebulba.types import ActionSpec, ArraySpec, DiscreteSpec, MultiDiscreteSpec
+from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, MultiDiscreteSpec
 from sebulba.validation import ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _table(report: EnvReport) -> Table:
             f"observation{path}": _form(told)
             for path, told in named_arrays(report.spec.observation)
         },
-        "action": _action(report.spec.action),
+        "action": _action(report.spec),
         "frame skip": str(report.spec.frame_skip),
         "steps played": f"{report.steps:,}",
         "episodes that ended": f"{report.episodes:,}",
@@ -94,9 +94,11 @@ def _form(array: ArraySpec) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
-def _action(spec: ActionSpec) -> str:
+def _action(env_spec: EnvSpec) -> str:
+    spec = env_spec.action
     if isinstance(spec, DiscreteSpec):
-        return f"one of {spec.num_actions}"
+        names = ", ".join(env_spec.action_names[:20]) + ", ..." * (spec.num_actions > 20)
+        return f"one of {spec.num_actions}" + f": {names}" * bool(env_spec.action_names)
     if isinstance(spec, MultiDiscreteSpec):
         return f"one of each of {list(spec.num_actions)}"
     return f"numbers {list(spec.low.shape)} within {spec.low.min():g} to {spec.high.max():g}"

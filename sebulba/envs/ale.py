@@ -81,6 +81,7 @@ class AleEnv:
             DiscreteSpec(int(env.single_action_space.n)),
             num_envs,
             merged["frameskip"],
+            tuple(action.name for action in env.ale.get_action_set()),
         )
 
     @property

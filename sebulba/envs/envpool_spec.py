@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sebulba.envs import vizdoom
 from sebulba.types import (
     ActionSpec,
     ArraySpec,
@@ -49,6 +50,7 @@ def env_spec(native: Any, num_envs: int) -> EnvSpec:
         action=_action(action),
         num_envs=num_envs,
         frame_skip=getattr(native.config, "frame_skip", 1),
+        action_names=vizdoom.action_names(native.config) if is_vizdoom(native) else (),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,40 @@ def vizdoom_options(options: Mapping[str, Any]) -> dict[str, Any]:
     With it, the action is one of the combinations of buttons that make sense together.
     """
     return {"use_combined_action": True, **options, "stack_num": 1}
+
+
+_EXCLUSIVE = (
+    *("ATTACK", "USE", "JUMP", "CROUCH", "TURN180", "ALTATTACK", "RELOAD", "ZOOM", "SPEED"),
+    *("STRAFE", "MOVE_RIGHT MOVE_LEFT", "MOVE_BACKWARD MOVE_FORWARD", "TURN_RIGHT TURN_LEFT"),
+    *("LOOK_UP LOOK_DOWN", "MOVE_UP MOVE_DOWN", "LAND"),
+    " ".join(f"SELECT_WEAPON{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
+    *("SELECT_NEXT_WEAPON SELECT_PREV_WEAPON", "DROP_SELECTED_WEAPON", "ACTIVATE_SELECTED_ITEM"),
+    *("SELECT_NEXT_ITEM SELECT_PREV_ITEM", "DROP_SELECTED_ITEM"),
+)
+"""All buttons, in ViZDoom's order. Of those in one string, at most one is pressed at a time."""
+
+
+def action_names(config: Any) -> tuple[str, ...]:
+    """The buttons that each action presses, such as "ATTACK+TURN_LEFT", in EnvPool's order.
+
+    Empty where buttons take numbers (the option ``delta_button_config``), or if the scenario's
+    configuration does not list the buttons in the usual way.
+
+    Args:
+      config: of EnvPool's spec.
+    """
+    text = re.sub(r"#.*", "", Path(config.cfg_path).read_text())
+    block = re.search(r"available_buttons\s*=\s*\{(.*?)\}", text, re.IGNORECASE | re.DOTALL)
+    if config.delta_button_config or block is None:
+        return ()
+    there = set(block[1].upper().split())
+    choices = []
+    for names in _EXCLUSIVE:
+        pressed = [name for name in names.split() if name in there]
+        always = names == "SPEED" and config.force_speed and pressed
+        choices.append(pressed if always else ["", *pressed])
+    every = itertools.product(*choices)
+    return tuple("+".join(filter(None, pressed)) or "NOTHING" for pressed in every)
 
 
 def prepare() -> None:

@@ -10,7 +10,7 @@ import pytest
 from env_battery import EnvBattery, ended, random_action, rollout
 
 from sebulba import envs
-from sebulba.envs import EnvPoolEnv
+from sebulba.envs import EnvPoolEnv, envpool_spec
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, MultiDiscreteSpec
 
 BREAKOUT = "Breakout-v5"
@@ -223,12 +223,28 @@ def test_vizdoom_has_one_discrete_action_and_single_frames(
     monkeypatch.chdir(tmp_path)  # It writes a file where it is started.
     env = envs.make("D1Basic-v1", 2, seed=0)
     assert env.spec.action == DiscreteSpec(6)
+    names = (
+        "NOTHING TURN_RIGHT TURN_LEFT MOVE_FORWARD MOVE_FORWARD+TURN_RIGHT MOVE_FORWARD+TURN_LEFT"
+    )
+    assert env.spec.action_names == tuple(names.split())
     assert env.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
     frames = [env.reset().observation]
     frames += [env.step(np.full(2, action, np.int32)).observation for action in range(6)]
     assert all(frame.shape == (2, 84, 84) and frame.std() > 0 for frame in frames)
     assert any((frame != frames[0]).any() for frame in frames)
     env.close()
+
+
+def test_vizdoom_names_its_actions() -> None:
+    """As many names as EnvPool has actions, all of them different."""
+    import envpool
+
+    for env_id in ("D3Battle-v1", "Deathmatch-v1", "MyWayHome-v1", "TakeCover-v1"):
+        for force_speed in (False, True):
+            native = envpool.make_spec(env_id, use_combined_action=True, force_speed=force_speed)
+            spec = envpool_spec.env_spec(native, 1)
+            assert spec.action == DiscreteSpec(len(set(spec.action_names)))
+    assert spec.action_names == ("NOTHING", "MOVE_RIGHT", "MOVE_LEFT")
 
 
 # Its games are started by forks, which wait for the threads of OpenBLAS.
