@@ -51,6 +51,8 @@ class EnvPoolEnv:
     rewards between two timesteps with ``first`` is the return of the whole game.
 
     In ViZDoom an action is one of the combinations of buttons, and observations are single frames.
+    The text of the mission of MiniGrid and BabyAI is not observed, unless the option ``mission`` is
+    True: then as bytes.
 
     Args:
       env_id: an id of ``envpool.list_all_envs()``.
@@ -80,6 +82,7 @@ class EnvPoolEnv:
             )
         check_num_envs(num_envs)
         native_options = _native_options(env_id, options or {}, atari_protocol)
+        with_mission = native_options.pop(envpool_spec.MISSION, False)
         import envpool
 
         # Checked before the pool is made, because making one may write files (VizDoom does).
@@ -104,10 +107,10 @@ class EnvPoolEnv:
             **native_options,
         )
         native = self._pool.spec
-        self._spec = envpool_spec.env_spec(native, num_envs)
+        self._spec = envpool_spec.env_spec(native, num_envs, with_mission)
         action = envpool_spec.native_action(native)
         self._action = dataclasses.replace(action, shape=(num_envs, *action.shape))
-        self._observation_keys = envpool_spec.observation_keys(native)
+        self._observation_keys = envpool_spec.observation_keys(native, with_mission)
         self._env_ids = np.arange(num_envs, dtype=np.int32)
         self._ends_on_life_loss = getattr(native.config, "zero_discount_on_life_loss", False)
         self._lives = np.zeros(num_envs, np.int32)
@@ -163,8 +166,8 @@ class EnvPoolEnv:
         return map_arrays(_as, self._spec.observation, arrays)
 
 
-def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> Mapping[str, Any]:
-    """Check the id and the user's options, and return the options for EnvPool.
+def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> dict[str, Any]:
+    """Check the id and the user's options; return the options for EnvPool, and that of the mission.
 
     Raises:
       ValueError: the id or an option is unknown, or an option cannot be set.
@@ -181,14 +184,15 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> M
         **(atari.OWNED if is_atari else {}),
         **(vizdoom.OWNED if is_vizdoom else {}),
     }
+    known_options = {*spec.config._fields, *envpool_spec.own_options(spec)}
     for name in options:
         if name in owned:
             raise ValueError(f"{env_id} has no option {name!r}, because {owned[name]}.")
-        if name not in spec.config._fields:
-            raise unknown(f"option of {env_id}", name, set(spec.config._fields) - set(owned))
+        if name not in known_options:
+            raise unknown(f"option of {env_id}", name, known_options - set(owned))
     if is_atari:
         return atari.atari_options(protocol, spec.config.frame_skip, options)
-    return vizdoom.vizdoom_options(options) if is_vizdoom else options
+    return vizdoom.vizdoom_options(options) if is_vizdoom else dict(options)
 
 
 def _as(spec: ArraySpec, value: Array) -> Array:

@@ -37,10 +37,14 @@ _DEAF = re.compile(
 )
 
 
-def env_spec(native: Any, num_envs: int) -> EnvSpec:
+MISSION = "mission"
+"""The text of MiniGrid and BabyAI: what it is called in the observation and among the options."""
+
+
+def env_spec(native: Any, num_envs: int, with_mission: bool = False) -> EnvSpec:
     """Return the ``EnvSpec`` of a supported environment from ``native``, the spec of its pool."""
     arrays = native.state_array_spec
-    observation = {key: _array(arrays[key]) for key in observation_keys(native)}
+    observation = {key: _array(arrays[key]) for key in observation_keys(native, with_mission)}
     if is_atari(native) or is_vizdoom(native):
         # [1, 84, 84]: one stacked frame of one channel. RGB frames, [3, 84, 84], stay as they are.
         observation = {name: _without_one_channel(array) for name, array in observation.items()}
@@ -96,10 +100,16 @@ def native_action(native: Any) -> ArraySpec:
     return ArraySpec(_inner(action.shape), np.dtype(action.dtype))
 
 
-def observation_keys(native: Any) -> list[str]:
+def observation_keys(native: Any, with_mission: bool) -> list[str]:
     """Return the keys of the observation in EnvPool's state, in the order that they have there."""
     # A single array is "obs"; the arrays of a dict are "obs:name".
-    return [k for k in native.state_array_spec if k == "obs" or k.startswith(_PREFIX)]
+    keys = [k for k in native.state_array_spec if k == "obs" or k.startswith(_PREFIX)]
+    return [k for k in keys if with_mission or k != _PREFIX + MISSION]
+
+
+def own_options(native: Any) -> list[str]:
+    """Return the options that are not EnvPool's."""
+    return [MISSION] if _PREFIX + MISSION in native.state_array_spec else []
 
 
 def check_supported(env_id: str, native: Any) -> None:

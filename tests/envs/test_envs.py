@@ -188,7 +188,7 @@ def test_specs_of_envpool() -> None:
     cartpole = envs.make("CartPole-v1", 1, seed=0).spec
     assert (cartpole.action, cartpole.frame_skip) == (DiscreteSpec(2), 1)
     minigrid = envs.make("MiniGrid-Empty-5x5-v0", 1, seed=0).spec
-    assert set(minigrid.observation) == {"direction", "image", "mission"}
+    assert set(minigrid.observation) == {"direction", "image"}
 
 
 def config(env: Env) -> Any:
@@ -215,6 +215,16 @@ def test_nested_observations_of_envpool() -> None:
     place = (observation["agent_position"][axis] for axis in ("row", "col"))
     assert not walls[np.arange(2), *place].any()
     env.close()
+
+
+def test_a_mission_is_observed_only_if_asked_for() -> None:
+    env = envs.make("MiniGrid-DoorKey-5x5-v0", 2, seed=0)
+    assert set(env.spec.observation) == set(env.reset().observation) == {"direction", "image"}
+    env = envs.make("MiniGrid-DoorKey-5x5-v0", 2, seed=0, options={"mission": True})
+    text = bytes(env.reset().observation["mission"][1])
+    assert text.startswith(b"use the key to open the door")
+    with pytest.raises(ValueError, match="unknown option of Maze-v0 'mission'"):
+        envs.make("Maze-v0", 2, seed=0, options={"mission": True})
 
 
 def test_vizdoom_has_one_discrete_action_and_single_frames(
