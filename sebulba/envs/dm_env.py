@@ -19,7 +19,8 @@ class DmEnv(gymnasium.Env[Any, Any]):
     """One environment of ``dm_env``; ``GymnasiumEnv`` makes batches of them.
 
     An episode is terminated if its last discount is 0, and truncated otherwise. Other discounts
-    than 0 and 1 are not passed on. Strings in observations are left out.
+    than 0 and 1 are not passed on. Strings in observations are left out. An action that is a dict
+    of whole numbers becomes several discrete ones, in the order of the dict.
 
     Args:
       make: ``make(**options)`` returns a ``dm_env.Environment``. If it has a parameter ``seed``,
@@ -36,8 +37,8 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self._make, self._options = make, dict(options or {})
         self._env = make(**self._options)
         self.observation_space = _space(self._env.observation_spec())
-        self.action_space = _space(self._env.action_spec())
-        self._action_dtype = getattr(self._env.action_spec(), "dtype", None)
+        self._action_spec = self._env.action_spec()
+        self.action_space = _action_space(self._action_spec)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         parameters = inspect.signature(self._make).parameters
@@ -48,7 +49,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         return _native(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        timestep = self._env.step(np.asarray(action, self._action_dtype))
+        timestep = self._env.step(_native_action(self._action_spec, action))
         terminated = timestep.last() and timestep.discount == 0
         reward = float(timestep.reward or 0)
         truncated = timestep.last() and not terminated
@@ -56,6 +57,27 @@ class DmEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self._env.close()
+
+
+def _action_space(spec: Any) -> spaces.Space[Any]:
+    if not isinstance(spec, Mapping):
+        return _space(spec)
+    # As of DeepMind Lab. Of the names, the order is kept.
+    if any(part.shape or not np.issubdtype(part.dtype, np.integer) for part in spec.values()):
+        raise ValueError(
+            f"the action is {dict(spec)!r}: in a dict, each must be a single whole number. Wrap "
+            "the environment to give it one array of numbers."
+        )
+    bounds = [(int(part.minimum), int(part.maximum)) for part in spec.values()]
+    sizes = np.array([high - low + 1 for low, high in bounds])
+    return spaces.MultiDiscrete(sizes, dtype=np.int64, start=np.array([low for low, _ in bounds]))
+
+
+def _native_action(spec: Any, action: Any) -> Any:
+    if isinstance(spec, Mapping):
+        parts = zip(spec.items(), action, strict=True)
+        return {name: np.asarray(number, part.dtype) for (name, part), number in parts}
+    return np.asarray(action, getattr(spec, "dtype", None))
 
 
 def _space(spec: Any) -> spaces.Space[Any]:

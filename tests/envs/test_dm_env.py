@@ -14,6 +14,12 @@ from sebulba.envs.dm_env import DmEnv
 from sebulba.envs.gymnasium import GymnasiumEnv
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, MultiDiscreteSpec
 
+ACTIONS: list[Any] = []
+
+
+def whole(low: int, high: int) -> specs.BoundedArray:
+    return specs.BoundedArray((), np.int32, low, high)
+
 
 class Lab(dm_env.Environment):
     """As DeepMind Lab: an image, an instruction, and several whole numbers as an action."""
@@ -21,6 +27,12 @@ class Lab(dm_env.Environment):
     def __init__(self, seed: int = 0, action: str = "several", last: float = 0.0) -> None:
         self._rng, self._last, self._time = np.random.default_rng(seed), last, 0
         self._action = {
+            "dict": {
+                "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME": whole(-512, 512),
+                "STRAFE_LEFT_RIGHT": whole(-1, 1),
+                "FIRE": whole(0, 1),
+            },
+            "pairs": {"A": specs.BoundedArray((2,), np.int32, 0, 1)},
             "several": specs.BoundedArray((2,), np.intc, [-512, 0], [486, 1]),
             "one": specs.DiscreteArray(5),
             "forces": specs.BoundedArray((3,), np.float64, -1.0, 1.0),
@@ -34,6 +46,11 @@ class Lab(dm_env.Environment):
     def step(self, action: Any) -> dm_env.TimeStep:
         if isinstance(self._action, specs.BoundedArray):
             self._action.validate(action)
+        elif isinstance(self._action, dict):
+            assert list(action) == list(self._action)
+            for name, part in self._action.items():
+                part.validate(action[name])
+        ACTIONS.append(action)
         self._time += 1
         if self._time < 3:
             return dm_env.transition(1.0, self._observed())
@@ -69,6 +86,17 @@ def test_specs() -> None:
     assert isinstance(box, BoxSpec) and box.low.tolist() == [-1, -1, -1]
     with pytest.raises(ValueError, match="a Box with bounds"):
         make(action="endless")
+    with pytest.raises(ValueError, match="each must be a single whole number"):
+        make(action="pairs")
+
+
+def test_a_dict_of_actions() -> None:
+    env = make(num_envs=1, action="dict")
+    assert env.spec.action == MultiDiscreteSpec((1025, 3, 2))
+    env.reset()
+    env.step(np.array([[0, 2, 1]], np.int32))
+    names = ["LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", "STRAFE_LEFT_RIGHT", "FIRE"]
+    assert ACTIONS[-1] == dict(zip(names, [-512, 1, 1], strict=True))
 
 
 @pytest.mark.parametrize(("last", "discount"), [(0.0, 0), (1.0, 1)])
