@@ -87,7 +87,7 @@ REFUSALS = {
         "fewer environments than asked for",
         "one less in the batch",
         "faulty_envs.OneTooFew",
-        "on reset",
+        "num_envs is",
     ),
 }
 HARMLESS_ENVS = {

@@ -14,6 +14,7 @@ import tyro
 
 from sebulba.cli import options, output
 from sebulba.config import Config
+from sebulba.runtime import interrupt
 from sebulba.validation import ConfigError
 
 
@@ -42,6 +43,12 @@ class Options:
 
 def run(words: Sequence[str]) -> None:
     """Train a preset."""
+    # While modules are imported, before training listens for Ctrl-C itself.
+    with interrupt.ending_at_once():
+        _train(words)
+
+
+def _train(words: Sequence[str]) -> None:
     default = options.preset(words, "train", run.__doc__)
     given = parse(default, words[1:])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +175,12 @@ class Checkpointer:
     @contextlib.contextmanager
     def _reading(self, turn: int) -> Iterator[None]:
         """Turn what is raised for files that are missing, cut short or changed into one error."""
+        print_others = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_print_unless_late, print_others)
         try:
             yield
+            # Only now: where one array could not be read, others may still arrive.
+            sys.unraisablehook = print_others
         except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax raises many kinds, and plain ones.
@@ -203,6 +209,16 @@ class Checkpointer:
             self._manager.wait_until_finished()
         finally:
             self._manager.close()
+
+
+def _print_unless_late(print_others: Callable[[Any], object], unraisable: Any) -> None:
+    """Print what a thread could not raise, except that an array arrives after the reading ended.
+
+    All arrays are read at once. Where one fails, Orbax ends the reading, and TensorStore's threads
+    have nobody to give the others to.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        print_others(unraisable)
 
 
 def _release_memory() -> None:

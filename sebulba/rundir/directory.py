@@ -210,10 +210,20 @@ class RunDirectory:
         """
         if self._checkpoints is None:
             return None
+        self._check_there()
         with self._noting():
             self._checkpoints.save(turn, state, params, counts, previous)
         self._last_saved = turn
         return self.replay(turn)
+
+    def _check_there(self) -> None:
+        """Refuse to go on where the directory was removed: Orbax would make a new one."""
+        out = self._config.out
+        if out is not None and not (out / CONFIG).exists():
+            raise FileNotFoundError(
+                f"the run directory {out} has no {CONFIG} any more: it was removed or moved while "
+                "the run wrote to it. Put it back and go on with --resume, or start again."
+            )
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if any."""

@@ -108,6 +108,25 @@ class Interrupt:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process inside, where there is nothing to save.
+
+    Python would raise ``KeyboardInterrupt`` wherever the main thread is. In a callback of the
+    garbage collector, of which JAX has one, it would be printed and forgotten.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    # Ignored, as in a shell's background job, it stays ignored.
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def may_end(number: int) -> bool:
     """Whether the process may end for this signal: for Ctrl-C not in an interactive session."""
     return number != signal.SIGINT or not hasattr(sys, "ps1")

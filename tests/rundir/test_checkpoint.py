@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +101,34 @@ def test_a_damaged_file_is_noticed_and_not_taken_for_another_config(
                     # Orbax does not need every file.
                     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert refused > 5
+
+
+READS_A_DAMAGED_ONE = """
+import sys
+from pathlib import Path
+import jax
+from sebulba.rundir.checkpoint import Checkpointer
+
+many = {f"layer_{i}": jax.random.normal(jax.random.key(i), (100, 100)) for i in range(40)}
+with Checkpointer(Path("run")) as checkpoints:
+    checkpoints.save(5, many, many["layer_0"], {"steps": 1})
+for path in Path("run/5/arrays/d").iterdir():
+    data = path.read_bytes()
+    path.write_bytes(data[:20] + bytes(20) + data[40:])
+for _ in range(10):
+    with Checkpointer(Path("run")) as checkpoints:
+        try:
+            checkpoints.restore(5, many, many["layer_0"])
+        except ValueError:
+            print("damaged")
+"""
+
+
+def test_a_damaged_one_is_told_of_in_one_message(tmp_path: Path) -> None:
+    """Not in hundreds of lines about the arrays that arrived after the first one failed."""
+    words = [sys.executable, "-c", READS_A_DAMAGED_ONE]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (result.stdout, "closed" in result.stderr) == ("damaged\n" * 10, False)
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,7 +22,15 @@ import pytest
 from whole_runs import HookedEnvs, on, rows_of, tiny
 
 import sebulba
-from sebulba import ActorOutput, OptimizerConfig, PolicyValue, algorithms, envs, presets
+from sebulba import (
+    ActorOutput,
+    CheckpointConfig,
+    OptimizerConfig,
+    PolicyValue,
+    algorithms,
+    envs,
+    presets,
+)
 from sebulba.agents import distributions
 from sebulba.agents.reference import Behavior
 from sebulba.learners import VTraceLearner
@@ -362,3 +371,28 @@ def test_the_learning_rate_reaches_zero_at_the_last_counted_step() -> None:
     train(config, algorithm=algorithm, make_env=OneStep)
     assert len(seen) == 40  # Of 20 steps, half of which count.
     assert min(seen[:30]) > 1e-3 and seen[-1] < 0.1 * seen[0]
+
+
+def test_a_run_whose_directory_is_removed_ends(tmp_path: Path) -> None:
+    """Orbax would make it anew, without a config."""
+    out = tmp_path / "run"
+
+    class Removing(envs.Catch):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps == 30:
+                shutil.rmtree(out)
+            return super().step(action)
+
+    config = tiny(
+        out=out,
+        total_steps=100_000,
+        actors_per_device=1,
+        checkpoint=CheckpointConfig(interval=20),
+    )
+    with pytest.raises(
+        FileNotFoundError, match=r"no config.json any more: it was removed or moved"
+    ):
+        sebulba.train(config, make_env=Removing, topology=on(1), progress=False)

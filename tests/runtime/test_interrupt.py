@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 from paths import ROOT
@@ -180,3 +181,35 @@ def test_listening_ends_while_a_forked_worker_lives() -> None:
         [sys.executable, "-c", LISTENING_ENDS], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "ended\n", done.stderr
+
+
+IN_THE_GARBAGE_COLLECTOR = """
+import gc, os, signal, sys, threading
+from sebulba.runtime import interrupt
+
+def interrupted(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+with interrupt.ending_at_once():
+    gc.callbacks.append(interrupted)
+    gc.collect()
+    print("still there", flush=True)
+"""
+
+
+def test_ctrl_c_ends_what_has_nothing_to_save_even_in_a_callback() -> None:
+    words = [sys.executable, "-c", IN_THE_GARBAGE_COLLECTOR]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_ctrl_c_is_as_before_afterwards(handler: Any) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with module.ending_at_once():
+            ignored = handler is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is (handler if ignored else signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
