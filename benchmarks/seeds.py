@@ -1,0 +1,126 @@
+"""Trains a preset with several seeds, and says what the worst of them learned.
+
+    python benchmarks/seeds.py vtrace-cartpole --seeds 0 1 2 --at-least 475
+    python benchmarks/seeds.py vtrace-mujoco -- --env Hopper-v4
+
+Options of the training go after a ``--``. One seed trains after the other, each in a process of its
+own; then its policy plays whole games. OUT.json holds the curves and these games' returns, OUT.png
+the curves. The exit code is 1 if the mean of a seed's games is below ``--at-least``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+import sebulba
+
+ROOT = Path(__file__).resolve().parent.parent
+POINTS = 200
+"""Of a curve that are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Train a preset with several seeds."""
+
+    preset: Annotated[str, tyro.conf.Positional]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    episodes: int = 100
+    """Whole games that each trained policy plays."""
+    at_least: float | None = None
+    """The mean return that each seed must reach in them."""
+    out: Path | None = None
+    """Without its suffix. None: benchmarks/results/seeds_ and the preset's name, and that of the
+    environment if it is another than the preset's."""
+
+
+def main(options: Options, words: list[str]) -> int:
+    """Train, evaluate and draw; 1 if a seed has not learned enough."""
+    out = options.out or ROOT / "benchmarks" / "results" / name(options.preset, words)
+    command = shlex.join(["sebulba", "train", options.preset, *words])
+    result: dict[str, Any] = {"command": command, "episodes": options.episodes, "seeds": []}
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as scratch:
+            result["seeds"].append(trained(options, words, seed, Path(scratch) / "run"))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.with_suffix(".json").write_text(json.dumps(result) + "\n")
+        draw(result, out.with_suffix(".png"))
+        print(said(result["seeds"][-1]), flush=True)
+    worst = min(result["seeds"], key=lambda of_seed: of_seed["return_mean"])
+    print(f"the worst: {said(worst)}")
+    return int(options.at_least is not None and worst["return_mean"] < options.at_least)
+
+
+def name(preset: str, words: list[str]) -> str:
+    """Of the results."""
+    envs = [value for word, value in itertools.pairwise(words) if word == "--env"]
+    return re.sub(r"\W+", "_", "_".join(["seeds", preset, *envs]))
+
+
+def trained(options: Options, words: list[str], seed: int, run: Path) -> dict[str, Any]:
+    """The curve of one seed, and the returns of the games that its policy plays."""
+    program = [sys.executable, "-m", "sebulba"]
+    start = time.monotonic()
+    train = [*program, "train", options.preset, *words, "--seed", str(seed), "--out", str(run)]
+    subprocess.run(train, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    evaluate = [*program, "eval", str(run), "--episodes", str(options.episodes), "--json"]
+    played = subprocess.run(evaluate, check=True, capture_output=True, text=True)
+    evaluation = json.loads(played.stdout)
+    rows = [row for row in sebulba.read_metrics(run) if row["episode_return_mean"] is not None]
+    step = max(1, len(rows) // POINTS)
+    kept = rows[step - 1 :: step]
+    return {
+        "seed": seed,
+        "steps": rows[-1]["steps"],
+        "seconds": round(seconds, 1),
+        "return_mean": evaluation["mean"],
+        "standard_error": evaluation["standard_error"],
+        "curve": [[row["steps"], row["seconds"], row["episode_return_mean"]] for row in kept],
+    }
+
+
+def said(of_seed: dict[str, Any]) -> str:
+    """One line about a seed."""
+    return (
+        f"seed {of_seed['seed']}: {of_seed['return_mean']:.4g} +- {of_seed['standard_error']:.2g} "
+        f"after {of_seed['steps']:,} steps and {of_seed['seconds'] / 60:.1f} minutes"
+    )
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The curves of all seeds, over agent steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for of_seed in result["seeds"]:
+        steps, _, returns = zip(*of_seed["curve"], strict=True)
+        (line,) = axes.plot(steps, returns, label=f"seed {of_seed['seed']}", linewidth=1)
+        axes.plot(of_seed["steps"], of_seed["return_mean"], "o", color=line.get_color())
+    axes.set(xlabel="agent steps", ylabel="return", title=result["command"])
+    axes.title.set_fontsize("small")
+    axes.grid(alpha=0.3)
+    axes.legend(title="dots: games of the trained policy", fontsize="small")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given = tyro.cli(Options, args=sys.argv[1:cut], description=__doc__)
+    sys.exit(main(given, sys.argv[cut + 1 :]))
