@@ -93,10 +93,11 @@ class Agent(Protocol):
     """An agent as pure functions, which are called inside ``jax.jit``.
 
     They can be written with any network library. An agent may keep statistics of what it observes,
-    such as means to normalize by, among its parameters: then it also has ``measure(params,
-    timesteps)``, which returns a tree of means over timesteps ``[T, B, ...]``, and ``absorb(params,
-    measured)``, which returns the parameters changed by those. The learner calls the first for its
-    batch, and the second after its optimizer, with the means over all learner devices.
+    such as means to normalize by, among its parameters. Then it has two more methods.
+    ``measure(params, timesteps, average)`` returns a tree of means over timesteps ``[T, B, ...]``;
+    ``average(tree)`` is the mean of a tree over all learner devices. ``absorb(params, before,
+    measured)`` returns ``params``, which the optimizer has changed, with the statistics of
+    ``before``, which it has not, changed by what was measured.
 
     Both ``act`` and ``unroll`` must zero the
     recurrent state where ``timestep.first``, before they use it, so that the learner computes what

@@ -116,7 +116,9 @@ def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict
     if config.frame_stack > 1:
         # The newest frame of a stack is in the observation, so the state has one frame less.
         frame, _ = _unpack(spec.observation)
-        state["frames"] = jnp.zeros((batch_size, config.frame_stack - 1, *frame.shape), frame.dtype)
+        is_normalized = config.normalize_observations and _is_number(frame, 0)
+        dtype = jnp.dtype(jnp.float32) if is_normalized else frame.dtype
+        state["frames"] = jnp.zeros((batch_size, config.frame_stack - 1, *frame.shape), dtype)
     if config.core == "lstm":
         zeros = jnp.zeros((batch_size, config.core_size), jnp.float32)
         state["lstm"] = (zeros, zeros)

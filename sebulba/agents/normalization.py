@@ -7,11 +7,13 @@ devices, and absorbs the average.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from sebulba.types import ArrayTree
 
 LIMIT = 10.0
 """Normalized observations are clipped to +- this, as those of OpenAI Baselines' VecNormalize."""
@@ -32,7 +34,7 @@ class Moments(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was seen in a batch. The mean of that of equal parts is that of the whole.
+    """What was seen in a batch. The mean of that of equal parts is nearly that of the whole.
 
     Attributes:
       distance: of the mean of each array from the mean so far, ``[...]``.
@@ -59,21 +61,42 @@ def normalize(moments: Moments, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     ]
 
 
-def measure(moments: Moments, arrays: Sequence[jax.Array]) -> Measured:
-    """What a batch of ``arrays`` ``[T, B, ...]`` adds to ``moments``."""
-    # Not the means of x and of its square: for x far from 0, float32 would lose their difference.
-    far = [jnp.mean(a - mean, (0, 1)) for a, mean in zip(arrays, moments.mean, strict=True)]
-    return Measured(far, [jnp.square(d) for d in far], [jnp.var(a, (0, 1)) for a in arrays])
+def measure(
+    moments: Moments, arrays: Sequence[jax.Array], average: Callable[[ArrayTree], ArrayTree]
+) -> Measured:
+    """What a batch of ``arrays`` ``[T, B, ...]`` adds to ``moments``.
+
+    Args:
+      moments: those so far.
+      arrays: this device's share of the batch.
+      average: returns the mean over all devices of a tree.
+    """
+    # float16 could not hold the squares. And not the means of x and of its square: for x far from
+    # 0, their difference would be lost.
+    arrays = [array.astype(jnp.float32) for array in arrays]
+    means = average([jnp.mean(array, (0, 1)) for array in arrays])
+    variance = [
+        jnp.mean(jnp.square(a - mean), (0, 1)) for a, mean in zip(arrays, means, strict=True)
+    ]
+    distance = [mean - before for mean, before in zip(means, moments.mean, strict=True)]
+    return Measured(distance, [jnp.square(d) for d in distance], average(variance))
 
 
 def absorb(moments: Moments, batch: Measured) -> Moments:
-    """The moments of all batches so far, each with the same weight, and of one more."""
+    """The moments of all batches so far, each with the same weight, and of one more.
+
+    What would not be finite stays as it was.
+    """
     weight = 1 / (moments.batches + 1)
-    mean = [m + weight * d for m, d in zip(moments.mean, batch.distance, strict=True)]
-    variance = []
-    for before, far, square, within in zip(moments.variance, *batch, strict=True):
-        # Between the means of the parts of the batch, if there are several.
-        between = jnp.maximum(square - jnp.square(far), 0)
+    mean, variance = [], []
+    parts = zip(moments.mean, moments.variance, *batch, strict=True)
+    for mean_before, before, far, square, within in parts:
+        # Between the means of microbatches, if there are several. The first are far from the mean
+        # so far, which is 0, so nothing is left of their differences.
+        between = jnp.where(moments.batches > 0, jnp.maximum(square - jnp.square(far), 0), 0)
         both = (1 - weight) * before + weight * (within + between)
-        variance.append(both + weight * (1 - weight) * jnp.square(far))
+        new = both + weight * (1 - weight) * jnp.square(far)
+        is_finite = jnp.isfinite(new)
+        mean.append(jnp.where(is_finite, mean_before + weight * far, mean_before))
+        variance.append(jnp.where(is_finite, new, before))
     return Moments(moments.batches + 1, mean, variance)

@@ -91,18 +91,21 @@ class _NetworkAgent:
         """Return the state at the start of an episode: zeros ``[B, ...]``."""
         return networks.initial_state(self._config, self._spec, batch_size)
 
-    def measure(self, params: Params, timesteps: Timestep) -> ArrayTree:
-        """Return what ``absorb`` needs to know of timesteps ``[T, B, ...]``: means over T x B."""
+    def measure(
+        self, params: Params, timesteps: Timestep, average: Callable[[ArrayTree], ArrayTree]
+    ) -> ArrayTree:
+        """Return what ``absorb`` needs of timesteps ``[T, B, ...]``; see ``types.Agent``."""
         if not self._config.normalize_observations:
             return ()
         arrays = networks.numbers(timesteps.observation, 2)
-        return normalization.measure(params[networks.MOMENTS], arrays)
+        return normalization.measure(params[networks.MOMENTS], arrays, average)
 
-    def absorb(self, params: Params, measured: ArrayTree) -> Params:
+    def absorb(self, params: Params, before: Params, measured: ArrayTree) -> Params:
         """Return ``params`` that normalize observations by what was measured, too."""
         if not self._config.normalize_observations:
             return params
-        moments = normalization.absorb(params[networks.MOMENTS], measured)
+        # Not the moments in ``params``, to which the optimizer may have done something.
+        moments = normalization.absorb(before[networks.MOMENTS], measured)
         return {**params, networks.MOMENTS: moments}
 
 
@@ -255,6 +258,11 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
         _check_image(network, shapes[""], env)
     for image in (array for array in jax.tree.leaves(observation) if is_image(array.shape)):
         _check_pixels(network, image.shape, image.dtype, env)
+    if network.normalize_observations and not networks.numbers(observation):
+        raise ConfigError(
+            f"{env} observes no floats: there is nothing to normalize. Set "
+            "--network.no-normalize-observations; for images there is --network.pixels."
+        )
     for text in warnings_of_pixels(observation):
         warnings.warn(f"{env}: {text}", stacklevel=2)
 

@@ -41,8 +41,13 @@ class LossOutput(NamedTuple):
 
 
 def measure(agent: Agent, params: Params, timesteps: Timestep) -> ArrayTree:
-    """What the agent measures of timesteps ``[T, B, ...]``, if it does: see ``types.Agent``."""
-    return agent.measure(params, timesteps) if hasattr(agent, "measure") else ()
+    """What the agent measures of timesteps ``[T, B, ...]``, if it does: see ``types.Agent``.
+
+    To be called in a ``Loss``.
+    """
+    if not hasattr(agent, "measure"):
+        return ()
+    return agent.measure(params, timesteps, lambda tree: lax.pmean(tree, LEARNER_AXIS))
 
 
 Mean = tuple[Params, Logs, ArrayTree]
@@ -195,7 +200,7 @@ class SynchronizedUpdate:
         )
         params = optax.apply_updates(state.params, updates)
         if self._absorb is not None:
-            params = self._absorb(params, measured)
+            params = self._absorb(params, state.params, measured)
         # The norm before the optimizer clips it.
         logs = {**logs, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(params, opt_state), logs

@@ -422,3 +422,9 @@ def test_pixels_in_a_row_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"Pong: The observation is 7,056 bytes in a row.*torso"):
         reference.check_spec(NetworkConfig(torso="mlp"), spec(7056, dtype=BYTE), "Pong")
     reference.check_spec(NetworkConfig(torso="mlp"), spec(128, dtype=BYTE), "Pong-ram")
+
+
+def test_without_floats_there_is_nothing_to_normalize() -> None:
+    with pytest.raises(ConfigError, match="Pong observes no floats: there is nothing to normalize"):
+        network = NetworkConfig(torso="small", normalize_observations=True)
+        reference.check_spec(network, spec(84, 84, dtype=BYTE), "Pong")

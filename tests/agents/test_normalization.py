@@ -25,6 +25,11 @@ SPEC = EnvSpec(
 )
 
 
+def alone(tree: Any) -> Any:
+    """The mean over one device."""
+    return tree
+
+
 def batch(seed: int) -> Any:
     rng = np.random.default_rng(seed)
     # Far from 0, with little variance, and moving: as the height of something that climbs.
@@ -37,7 +42,9 @@ def test_as_of_all_at_once(num_batches: int) -> None:
     moments = normalization.initial([(2,)])
     batches = [batch(seed) for seed in range(num_batches)]
     for one in batches:
-        moments = normalization.absorb(moments, normalization.measure(moments, [jnp.asarray(one)]))
+        moments = normalization.absorb(
+            moments, normalization.measure(moments, [jnp.asarray(one)], alone)
+        )
     together = np.concatenate(batches).astype(np.float64)
     np.testing.assert_allclose(moments.mean[0], together.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(moments.variance[0], together.var((0, 1)), rtol=2e-3)
@@ -46,16 +53,34 @@ def test_as_of_all_at_once(num_batches: int) -> None:
     np.testing.assert_allclose(result, np.clip(expected, -10, 10), atol=0.02)
 
 
-def test_parts_of_a_batch_give_what_the_batch_gives() -> None:
-    """The learner averages over its devices before it absorbs."""
+@pytest.mark.parametrize("center", [0.0, 1e4])
+def test_microbatches_give_nearly_what_the_batch_gives(center: float) -> None:
+    """The learner averages over them before it absorbs."""
+    parts_moments = moments = normalization.initial([(2,)])
+    for seed in range(20):
+        whole = (batch(0) - 1000 + batch(seed) - batch(0) + center).astype(np.float32)
+        parts = np.split(whole, 3, axis=1)
+        measured = [normalization.measure(parts_moments, [part], alone) for part in parts]
+        mean = jax.tree.map(lambda *x: sum(x) / 3, *measured)
+        parts_moments = normalization.absorb(parts_moments, mean)
+        moments = normalization.absorb(moments, normalization.measure(moments, [whole], alone))
+    np.testing.assert_allclose(parts_moments.mean[0], moments.mean[0], rtol=1e-5)
+    np.testing.assert_allclose(parts_moments.variance[0], moments.variance[0], rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_large_numbers_stay_finite(dtype: Any) -> None:
     moments = normalization.initial([(2,)])
-    for seed in range(3):
-        parts = np.split(batch(seed), 3, axis=1)
-        measured = [normalization.measure(moments, [part]) for part in parts]
-        of_parts = normalization.absorb(moments, jax.tree.map(lambda *x: sum(x) / 3, *measured))
-        moments = normalization.absorb(moments, normalization.measure(moments, [batch(seed)]))
-        np.testing.assert_allclose(of_parts.mean[0], moments.mean[0], rtol=1e-6)
-        np.testing.assert_allclose(of_parts.variance[0], moments.variance[0], rtol=0.1 / 10**seed)
+    large = (1000 * np.random.default_rng(0).normal(size=(T, B, 2))).astype(dtype)
+    for _ in range(2):
+        moments = normalization.absorb(moments, normalization.measure(moments, [large], alone))
+        np.testing.assert_allclose(
+            moments.variance[0], np.var(np.float64(large), (0, 1)), rtol=0.01
+        )
+    huge = np.full((T, B, 2), 1e30, np.float32)
+    after = normalization.absorb(moments, normalization.measure(moments, [huge], alone))
+    np.testing.assert_array_equal(after.variance[0], moments.variance[0])
+    np.testing.assert_array_equal(after.mean[0], moments.mean[0])
 
 
 def test_only_numbers_are_normalized_and_outputs_follow_them() -> None:
@@ -71,9 +96,12 @@ def test_only_numbers_are_normalized_and_outputs_follow_them() -> None:
     }
     zeros = np.zeros((T, B), np.float32)
     timesteps = Timestep(observation, zeros, zeros + 1, zeros > 0)
-    absorbed = agent.absorb(params, agent.measure(params, timesteps))
+    absorbed = agent.absorb(params, params, agent.measure(params, timesteps, alone))
     moved = timesteps._replace(observation={**observation, "speed": 2 * batch(0) - 5})
-    again = agent.absorb(params, agent.measure(params, moved))
+    # Whatever an optimizer does to the moments, such as weight decay, is undone.
+    spoiled = jax.tree.map(lambda leaf: 0.5 * leaf, params)[networks.MOMENTS]
+    measured = agent.measure(params, moved, alone)
+    again = agent.absorb({**params, networks.MOMENTS: spoiled}, params, measured)
     one, other = (
         agent.unroll(p, t, agent.initial_state(B))[0].value
         for p, t in ((absorbed, timesteps), (again, moved))
@@ -91,4 +119,4 @@ def test_without_it_there_are_no_moments() -> None:
     agent = PolicyAgent(NetworkConfig(), SPEC, distributions.make(SPEC.action))
     params = agent.init(jax.random.key(0))
     assert networks.MOMENTS not in params
-    assert agent.absorb(params, ()) is params
+    assert agent.absorb(params, params, ()) is params

