@@ -244,10 +244,7 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     Raises:
       ConfigError: it does not. The message says which network or environment would.
     """
-    try:
-        check_action(spec.action)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    check_action(spec.action)
     observation = spec.observation
     if has_action(spec):
         observation = observation["observation"]

@@ -43,7 +43,7 @@ class Options:
 
 def run(words: Sequence[str]) -> None:
     """Train a preset."""
-    # While modules are imported, before training listens for Ctrl-C itself.
+    # Before training, which listens for Ctrl-C itself, and after it, there is nothing to save.
     with interrupt.ending_at_once():
         _train(words)
 

@@ -34,8 +34,10 @@ class AleEnv:
 
     Rewards are the game's own. Observations are single frames, uint8 ``[B, 84, 84]``, or ``[B, 84,
     84, 3]`` with the option ``grayscale=False``. The protocols are those of
-    ``sebulba.envs.atari``, and mean the same as with EnvPool. With ``zero_discount_on_life_loss``
-    the discount is 0 at a timestep with fewer lives than the one before, but the game continues.
+    ``sebulba.envs.atari``. A game starts with 0 to ``noop_max - 1`` no-ops, where EnvPool plays 1
+    to ``noop_max``: with ``machado`` with none, and with ``impala`` with up to 30. With
+    ``zero_discount_on_life_loss`` the discount is 0 at a timestep with fewer lives than the one
+    before, but the game continues.
 
     Args:
       game: a name of ``ale_py.roms.get_all_rom_ids()``, such as "ms_pacman".
@@ -63,8 +65,10 @@ class AleEnv:
         from ale_py import AtariVectorEnv, roms
 
         check_num_envs(num_envs)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}, but it cannot be negative.")
+        if seed < 0 or num_threads < 0:
+            raise ValueError(
+                f"seed is {seed} and num_threads is {num_threads}, but neither can be negative."
+            )
         if game not in (known := roms.get_all_rom_ids()):
             raise unknown("game of ale-py", game, known)
         merged = _options(game, atari_protocol, options or {}, AtariVectorEnv)
@@ -126,10 +130,13 @@ def _options(
             raise ValueError(f"ale:{game} has no option {name!r}, because {_OWNED[name]}.")
         if name not in known | {"zero_discount_on_life_loss"}:
             raise unknown(f"option of ale:{game}", name, known - set(_OWNED))
+    of_protocol = dict(atari.protocol_options(protocol))
+    if of_protocol["noop_max"] > 1:
+        of_protocol["noop_max"] += 1
     return {
         "max_num_frames_per_episode": atari.MAX_FRAMES,
         "frameskip": 4,
-        **atari.protocol_options(protocol),
+        **of_protocol,
         **options,
         "stack_num": 1,
         "reward_clipping": False,

@@ -31,7 +31,7 @@ instead of random starts, all 18 actions, and only the end of the game is a term
 ``impala``: Espeholt et al. (2018), "IMPALA": up to 30 no-ops at the start, only the actions that
 the game uses, and losing a life is a termination for learning.
 
-EnvPool plays at least one no-op after a reset, so ``noop_max=1`` means exactly one.
+EnvPool plays at least one no-op after a reset, so ``noop_max=1`` means exactly one there.
 """
 
 OWNED: Mapping[str, str] = {

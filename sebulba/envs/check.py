@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 
 _RESETS = 6  # Batches that are only reset, to know what the start of an episode looks like.
 _COMPARED = 200  # Steps in which batches of the same seed, and of another, are compared.
+_FAR = 10.0  # Actions without a bound are drawn up to here.
 _KEPT = 32  # Steps for which what was returned must not change.
 
 
@@ -72,6 +73,13 @@ def check_env(
       ConfigError: a rule is broken. The message says which, where, and how to mend it.
     """
 
+    if min(num_envs, num_steps) < 1 or seed < 0 or timeout_seconds <= 0:
+        raise ConfigError(
+            f"num_envs is {num_envs}, num_steps {num_steps}, seed {seed} and timeout_seconds "
+            f"{timeout_seconds}: the first two must be at least 1, the seed at least 0, and the "
+            "time above 0."
+        )
+
     def make(seed: int) -> _Envs:
         return _Envs(make_env, num_envs, seed, timeout_seconds)
 
@@ -107,7 +115,7 @@ class _Envs:
     def __enter__(self) -> _Envs:
         try:
             self._env = self._call("make_env", *self._args)
-            self.spec: EnvSpec = self._env.spec
+            self.spec: EnvSpec = getattr(self._env, "spec", None)  # type: ignore[assignment]
             check_spec(self.spec, self._args[1])
             self._check = TimestepCheck(self.spec)
         except BaseException:
@@ -159,7 +167,7 @@ class _Caller:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         # A daemon, since a call that hangs must not keep the process from ending.
         threading.Thread(target=self._serve, name="check-env", daemon=True).start()
 
@@ -172,6 +180,10 @@ class _Caller:
                 f"{what} has not returned after {self._seconds:g} s, and training would wait for "
                 "it: find out what it waits for, or raise timeout_seconds."
             ) from None
+        if isinstance(error, SystemExit):
+            raise ConfigError(
+                f"{what} ends the process (sys.exit): raise an error that says what is wrong."
+            ) from error
         if error is not None:
             if what != "make_env":
                 error.add_note(f"in {what} of the environment")
@@ -187,7 +199,7 @@ class _Caller:
         while (call := self._calls.get()) is not None:
             try:
                 self._answers.put((call(), None))
-            except Exception as error:  # Whatever an environment may raise.
+            except BaseException as error:  # Whatever an environment may raise.
                 self._answers.put((None, error))
 
 
@@ -203,10 +215,11 @@ def _random_action(rng: np.random.Generator, env_spec: EnvSpec) -> Array:
     spec, num_envs = env_spec.action, env_spec.num_envs
     if isinstance(spec, BoxSpec):
         low, high = (np.broadcast_to(b, (num_envs, *spec.low.shape)) for b in (spec.low, spec.high))
-        between = rng.uniform(low, high)
+        between = rng.uniform(np.maximum(low, -_FAR), np.minimum(high, _FAR))
         # A tenth of them at the bounds, which are allowed too.
         at = rng.uniform(size=between.shape)
-        between = np.where(at < 0.05, low, np.where(at > 0.95, high, between))
+        between = np.where((at < 0.05) & np.isfinite(low), low, between)
+        between = np.where((at > 0.95) & np.isfinite(high), high, between)
         return between.astype(np.float32)
     if isinstance(spec, DiscreteSpec):
         return rng.integers(spec.num_actions, size=num_envs).astype(np.int32)

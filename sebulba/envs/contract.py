@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from sebulba.envs.base import named_arrays
-from sebulba.types import ActionSpec, ArraySpec, EnvSpec, Timestep
+from sebulba.types import (
+    ActionSpec,
+    ArraySpec,
+    BoxSpec,
+    EnvSpec,
+    MultiDiscreteSpec,
+    Timestep,
+)
 from sebulba.validation import ConfigError
 
 _RESET = "on reset"
@@ -67,6 +74,12 @@ class TimestepCheck:
     def _check(self, timestep: Timestep, when: str) -> None:
         # Called in each step, so it takes as few calls of NumPy as it can. The arrays are compared
         # with the spec only where their form differs from that of the last ones.
+        if not isinstance(timestep, Timestep):
+            raise ConfigError(
+                f"the environment returned a {type(timestep).__name__} {when}: it must be a "
+                "sebulba.Timestep. For environments of Gymnasium there is "
+                "sebulba.envs.GymnasiumEnv."
+            )
         arrays = _arrays(timestep)
         forms = [
             (name, getattr(array, "shape", None), getattr(array, "dtype", None))
@@ -98,28 +111,63 @@ def check_spec(spec: EnvSpec, num_envs: int) -> None:
       ConfigError: an observation has no shape and dtype or is not of numbers, the actions have no
         spec, or there are more or fewer environments.
     """
+    if not isinstance(spec, EnvSpec):
+        raise ConfigError(
+            f"the environment's spec is a {type(spec).__name__}: it must be an EnvSpec. Give the "
+            "environment a property that returns one."
+        )
     for path, told in named_arrays(spec.observation):
-        name = f"the environment's observation{path}"
-        if not isinstance(told, ArraySpec):
-            raise ConfigError(
-                f"{name} is {told!r}: it must be an ArraySpec, with the shape and the dtype of an "
-                "array, or a dict of them. Give one in its spec."
-            )
-        if not _is_numeric(told.dtype):
-            raise ConfigError(
-                f"{name} is of dtype {told.dtype}: it must be of bool, whole numbers or floats. "
-                "Convert it in the environment."
-            )
+        _check_array_spec(f"the environment's observation{path}", told)
     if not isinstance(spec.action, ActionSpec):
         raise ConfigError(
             f"the environment's action is {spec.action!r}: it must be a DiscreteSpec, a "
             "MultiDiscreteSpec or a BoxSpec. Give one in its spec."
         )
+    if rule := _broken_by(spec.action):
+        raise ConfigError(f"the environment's action is {spec.action!r}: {rule}. Correct its spec.")
     if spec.num_envs != num_envs:
         raise ConfigError(
             f"the environment's num_envs is {spec.num_envs}, and {num_envs} were asked for: make "
             "as many as make_env is told to."
         )
+
+
+def _check_array_spec(name: str, told: Any) -> None:
+    if not isinstance(told, ArraySpec):
+        raise ConfigError(
+            f"{name} is {told!r}: it must be an ArraySpec, with the shape and the dtype of an "
+            "array, or a dict of them. Give one in its spec."
+        )
+    if not isinstance(told.shape, tuple) or not all(map(_is_count, told.shape)):
+        raise ConfigError(
+            f"{name} has shape {told.shape!r}: it must be a tuple of whole numbers. Correct its "
+            "spec."
+        )
+    if not _is_numeric(told.dtype):
+        raise ConfigError(
+            f"{name} is of dtype {told.dtype}: it must be of bool, whole numbers or floats. "
+            "Convert it in the environment."
+        )
+
+
+def _broken_by(spec: ActionSpec) -> str | None:
+    """The rule that the spec of an action breaks, if it does."""
+    if isinstance(spec, BoxSpec):
+        arrays = all(isinstance(bound, np.ndarray) for bound in spec)
+        if not arrays or spec.low.shape != spec.high.shape or not np.all(spec.low < spec.high):
+            return "its bounds must be arrays of one shape, each low below its high"
+        return None
+    several = isinstance(spec, MultiDiscreteSpec)
+    numbers: Any = spec.num_actions if several else (spec.num_actions,)
+    if not isinstance(numbers, tuple) or not numbers:
+        return "num_actions must be a tuple of one number or more"
+    if not all(_is_count(number) and number > 0 for number in numbers):
+        return "there must be a whole number of actions, 1 or more"
+    return None
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and bool(number >= 0)
 
 
 def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
@@ -181,7 +229,10 @@ def _of_jax(dtype: Any) -> np.dtype[Any]:
 
 def _is_numeric(dtype: Any) -> bool:
     # bfloat16 and the like, which are no dtypes of NumPy's own, can be cast too.
-    return np.can_cast(dtype, np.float32, "same_kind")
+    try:
+        return bool(np.can_cast(dtype, np.float32, "same_kind"))
+    except TypeError:  # No dtype at all.
+        return False
 
 
 def _is_float(dtype: Any) -> bool:
@@ -242,8 +293,8 @@ def _refuse_infinite(timestep: Timestep, when: str) -> None:
             wrong = ~finite.reshape(len(array), -1).all(axis=1)
             raise ConfigError(
                 f"the {name} of {_named(wrong)} is {array[~finite][0]} {when}: it must be finite, "
-                "or the parameters would not stay so. Correct the environment, or replace such "
-                "numbers there."
+                "or the network's weights would not stay so. Correct the environment, or replace "
+                "such numbers there."
             )
 
 

@@ -63,14 +63,20 @@ def _action_space(spec: Any) -> spaces.Space[Any]:
     if not isinstance(spec, Mapping):
         return _space(spec)
     # As of DeepMind Lab. Of the names, the order is kept.
-    if any(part.shape or not np.issubdtype(part.dtype, np.integer) for part in spec.values()):
+    if not all(map(_is_one_choice, spec.values())):
         raise ValueError(
-            f"the action is {dict(spec)!r}: in a dict, each must be a single whole number. Wrap "
-            "the environment to give it one array of numbers."
+            f"the action is {dict(spec)!r}: in a dict, each must be a single whole number with "
+            "bounds. Wrap the environment to give it one array of numbers."
         )
     bounds = [(int(part.minimum), int(part.maximum)) for part in spec.values()]
     sizes = np.array([high - low + 1 for low, high in bounds])
     return spaces.MultiDiscrete(sizes, dtype=np.int64, start=np.array([low for low, _ in bounds]))
+
+
+def _is_one_choice(spec: Any) -> bool:
+    if not isinstance(spec, specs.BoundedArray):
+        return False
+    return not spec.shape and bool(np.issubdtype(spec.dtype, np.integer))
 
 
 def _native_action(spec: Any, action: Any) -> Any:

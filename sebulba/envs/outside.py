@@ -23,6 +23,9 @@ from functools import partial
 from typing import Any
 
 from sebulba.types import Env
+from sebulba.validation import ConfigError
+
+_INTERFACES = ("gymnasium", "dm_env", "ale")
 
 
 def make(
@@ -41,7 +44,7 @@ def make(
       ValueError: there is no such environment, or it cannot be made with these options.
     """
     interface, _, name = env_id.partition(":")
-    if interface not in ("gymnasium", "dm_env", "ale"):
+    if is_own(env_id):
         found: Env = _named(env_id)(num_envs, seed, **options)
         return found
     import gymnasium
@@ -57,6 +60,11 @@ def make(
             f"{env_id} cannot be made with env_options {dict(options)} ({error}): install what it "
             "needs, and give each option the type that it has there."
         ) from error
+
+
+def is_own(env_id: str) -> bool:
+    """Whether the name is ``MODULE:NAME``, of what a user has written."""
+    return ":" in env_id and env_id.partition(":")[0] not in _INTERFACES
 
 
 def _of_gymnasium(
@@ -80,7 +88,7 @@ def _named(path: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"environment {path!r} cannot be found ({error}): write it as module:name, and start "
             "from the directory that holds the module, or install it."
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.envs.base import map_arrays, named_arrays
+from sebulba.envs.base import named_arrays
 from sebulba.types import Timestep
 from sebulba.validation import ConfigError
 
@@ -21,21 +21,38 @@ class Resets:
     """What observations look like where an episode starts: the bounds of each of their numbers."""
 
     def __init__(self, observations: Sequence[Any]) -> None:
-        """``observations`` ``[B, ...]``, each of a reset of its own."""
-        joined = map_arrays(lambda *arrays: np.concatenate(arrays).astype(float), *observations)
-        self._bounds = []
-        for _, array in named_arrays(joined):
-            low, high = array.min(axis=0), array.max(axis=0)
-            # Another reset would often be a little outside of those few.
-            self._bounds.append((low - (high - low) / 4, high + (high - low) / 4))
+        """``observations`` ``[B, ...]``, each of a reset of its own; two or more."""
+        batches = [_flat(observation) for observation in observations]
+        self._bounds = _bounds(batches)
+        # So many numbers of a reset are out of the bounds of the other resets.
+        others = [
+            _outside(batch, _bounds(batches[:number] + batches[number + 1 :]))
+            for number, batch in enumerate(batches)
+        ]
+        self._usual = np.quantile(np.concatenate(others), 0.9)
 
     def like(self, observation: Any) -> Array:
-        """Which of the environments ``[B]`` have an observation within the bounds."""
-        within = [
-            ((low <= array) & (array <= high)).reshape(len(array), -1).all(axis=1)
-            for (low, high), (_, array) in zip(self._bounds, named_arrays(observation), strict=True)
-        ]
-        return np.logical_and.reduce(within)
+        """Which of the environments ``[B]`` have an observation that may be that of a reset."""
+        return _outside(_flat(observation), self._bounds) <= self._usual
+
+
+def _flat(observation: Any) -> Array:
+    """All numbers of an observation, ``[B, N]``."""
+    arrays = [array for _, array in named_arrays(observation)]
+    return np.concatenate([a.reshape(len(a), -1).astype(float) for a in arrays], axis=1)
+
+
+def _bounds(batches: list[Array]) -> tuple[Array, Array]:
+    together = np.concatenate(batches)
+    low, high = together.min(axis=0), together.max(axis=0)
+    # Another reset would often be a little outside of those few.
+    return low - (high - low) / 4, high + (high - low) / 4
+
+
+def _outside(numbers: Array, bounds: tuple[Array, Array]) -> Array:
+    """How many numbers of each environment are out of bounds, ``[B]``."""
+    low, high = bounds
+    return ((numbers < low) | (numbers > high)).sum(axis=1)
 
 
 class Played:
@@ -46,6 +63,7 @@ class Played:
       discount: one float ``[B]`` for each timestep.
       first: one bool ``[B]`` for each timestep.
       like_reset: one bool ``[B]`` for each timestep, whether its observation looks like a reset's.
+      digest: one int64 ``[B]`` for each timestep, the same for equal observations.
     """
 
     def __init__(self, resets: Resets) -> None:
@@ -54,6 +72,7 @@ class Played:
         self.discount: list[Array] = []
         self.first: list[Array] = []
         self.like_reset: list[Array] = []
+        self.digest: list[Array] = []
 
     def add(self, timestep: Timestep) -> None:
         """Add one timestep, whose arrays are kept."""
@@ -61,16 +80,17 @@ class Played:
         self.discount.append(timestep.discount)
         self.first.append(timestep.first)
         self.like_reset.append(self._resets.like(timestep.observation))
+        self.digest.append(np.array([hash(row.tobytes()) for row in _flat(timestep.observation)]))
 
     def summary(self) -> tuple[int, float, float, float]:
         """Episodes that ended; their mean length and return; the share that terminated."""
-        rows = self._episodes()
+        rows = self.episodes()
         if not len(rows):
             return 0, np.nan, np.nan, np.nan
         length, total, discount = rows.mean(axis=0)
         return len(rows), float(length), float(total), float(1 - discount)
 
-    def _episodes(self) -> Array:
+    def episodes(self) -> Array:
         """Length, return and last discount ``[episodes, 3]`` of those that ended."""
         first, reward, discount = map(np.asarray, (self.first, self.reward, self.discount))
         rows = []
@@ -85,11 +105,10 @@ class Played:
         """Return what looks wrong, but can be right.
 
         Raises:
-          ConfigError: what is surely wrong.
+          ConfigError: a rule is broken.
         """
         _check_discounts(self)
-        _check_last_observations(self)
-        return _about_ends(self._episodes())
+        return [*_about_last_observations(self), *_about_ends(self)]
 
 
 def _check_discounts(played: Played) -> None:
@@ -109,31 +128,39 @@ def _check_discounts(played: Played) -> None:
             "must be 0 in the step that terminates an episode, and 1 in all others. Return "
             "1 - terminated."
         )
-    if not first[1:].any() and (discount == 0).sum(axis=0).min() >= _ENOUGH:
-        raise ConfigError(
-            f"the discount was 0 in {(discount == 0).sum()} steps, and no episode started "
-            "afterwards: environments must reset themselves. Return the first timestep of the next "
-            "episode, with first True, in the step after the last one of an episode."
-        )
 
 
-def _check_last_observations(played: Played) -> None:
+def _about_last_observations(played: Played) -> list[str]:
     first, like = np.asarray(played.first), np.asarray(played.like_reset)
     last = ~first[:-1] & first[1:]
     within = ~first[:-1] & ~first[1:]
     if last.sum() < _ENOUGH or within.sum() < _ENOUGH:
-        return
+        return []
     of_last, of_within = like[:-1][last].mean(), like[:-1][within].mean()
-    if of_last > 0.8 and of_within < of_last / 2:
-        raise ConfigError(
-            f"the last observations of {of_last:.0%} of the episodes look as after a reset, and "
-            f"only {of_within:.0%} of the others do: the environment seems to reset in the step "
-            "that ends an episode. Return the last observation of the episode there, and the first "
-            "one of the next episode in the next step, with first True, reward 0 and discount 1."
-        )
+    if of_last < 0.8 or of_within > of_last / 2:
+        return []
+    text = (
+        f"the last observations of {of_last:.0%} of the episodes look as after a reset, and only "
+        f"{of_within:.0%} of the others do: the environment seems to reset in the step that ends "
+        "an episode. Return the last observation of the episode there, and the first one of the "
+        "next episode in the next step, with first True, reward 0 and discount 1."
+    )
+    if len(np.unique(np.asarray(played.digest)[:-1][last])) > 1:
+        raise ConfigError(text)
+    # All the same: a task may well end where it starts, or with an observation of zeros.
+    return [text[0].upper() + text[1:]]
 
 
-def _about_ends(episodes: Array) -> list[str]:
+def _about_ends(played: Played) -> list[str]:
+    episodes = played.episodes()
+    ends = int((np.asarray(played.discount) == 0).sum())
+    if not len(episodes) and ends:
+        return [
+            f"The discount was 0 in {ends} steps, and no episode started afterwards. If those were "
+            "ends of episodes, environments must reset themselves: return the first timestep of "
+            "the next episode, with first True, in the step after the last one. If only lives were "
+            "lost, play more steps."
+        ]
     if not len(episodes):
         return ["No episode ended, so nothing is known of their ends. Play more steps."]
     if len(episodes) < _ENOUGH:

@@ -15,6 +15,7 @@ from sebulba.types import (
     EnvSpec,
     Timestep,
 )
+from sebulba.validation import ConfigError
 
 
 def has_action(spec: EnvSpec) -> bool:
@@ -26,10 +27,10 @@ def check_action(action: object) -> None:
     """Check that ``action`` is a spec of actions that networks can take and give.
 
     Raises:
-      ValueError: it is none.
+      ConfigError: it is none.
     """
     if not isinstance(action, ActionSpec):
-        raise ValueError(
+        raise ConfigError(
             f"the action of the environment is {action}: it must be a DiscreteSpec, a "
             "MultiDiscreteSpec or a BoxSpec. Make it one of them in the environment, or give train "
             "an agent of your own."
@@ -40,7 +41,7 @@ def action_array(action: ActionSpec) -> ArraySpec:
     """The array that holds an action of one environment.
 
     Raises:
-      ValueError: it is no spec of actions.
+      ConfigError: it is no spec of actions.
     """
     check_action(action)
     if isinstance(action, BoxSpec):
@@ -58,7 +59,7 @@ class PreviousAction:
     ``first``.
 
     Raises:
-      ValueError: the environment has no spec of actions.
+      ConfigError: the environment has no spec of actions.
     """
 
     def __init__(self, env: Env) -> None:

@@ -32,7 +32,8 @@ def action_spec(space: Any) -> ActionSpec:
     raise ValueError(
         f"the action space is {space}: it must be Discrete, MultiDiscrete, MultiBinary or a Box "
         "with bounds. Wrap the environment to give it one, such as with "
-        "gymnasium.wrappers.RescaleAction or ClipAction."
+        "gymnasium.wrappers.TransformAction(env, func, gymnasium.spaces.Box(-1, 1, shape)); leave "
+        "ClipAction out, which takes the bounds away."
     )
 
 

@@ -74,4 +74,6 @@ def prepare() -> None:
     process = ctypes.PyDLL(None).fork()
     if process == 0:
         os._exit(0)
+    if process < 0:
+        raise OSError("the process cannot be forked, as EnvPool does for each game of ViZDoom")
     os.waitpid(process, 0)

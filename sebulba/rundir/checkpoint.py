@@ -175,12 +175,13 @@ class Checkpointer:
     @contextlib.contextmanager
     def _reading(self, turn: int) -> Iterator[None]:
         """Turn what is raised for files that are missing, cut short or changed into one error."""
-        print_others = sys.unraisablehook
-        sys.unraisablehook = functools.partial(_print_unless_late, print_others)
+        before = sys.unraisablehook
+        if getattr(before, "func", None) is not _print_unless_late:
+            sys.unraisablehook = functools.partial(_print_unless_late, before)
         try:
             yield
             # Only now: where one array could not be read, others may still arrive.
-            sys.unraisablehook = print_others
+            sys.unraisablehook = before
         except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax raises many kinds, and plain ones.

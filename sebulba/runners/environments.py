@@ -8,6 +8,7 @@ import jax
 
 from sebulba import envs
 from sebulba.config import Config
+from sebulba.envs import outside
 from sebulba.envs.base import map_arrays
 from sebulba.envs.contract import check_spec
 from sebulba.types import ArraySpec, Env, EnvSpec, MakeEnv
@@ -44,13 +45,16 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
                 options=config.env_options,
                 atari_protocol=config.atari_protocol,
             )
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, ValueError) as error:
+            # What a user's own code raises needs its traceback; the library's own errors do not.
+            if isinstance(error, ConfigError) or outside.is_own(config.env):
+                raise
+            if isinstance(error, ValueError):
+                raise ConfigError(str(error)) from error
             raise ConfigError(
                 f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
                 "each must have the type that the environment wants. Set them with --env-options."
             ) from error
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
     return with_last_action(config, make_env)
 
@@ -87,12 +91,9 @@ def probe(make_env: MakeEnv) -> EnvSpec:
     Its dtypes are those that JAX has.
 
     Raises:
-      ConfigError: the environment cannot be made, or says in its spec what is no spec.
+      ConfigError: the environment says in its spec what is no spec.
     """
-    try:
-        env = make_env(1, 0)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    env = make_env(1, 0)
     try:
         check_spec(env.spec, 1)
         return with_dtypes_of_jax(env.spec)

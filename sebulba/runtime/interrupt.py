@@ -115,12 +115,13 @@ def ending_at_once() -> Iterator[None]:
     Python would raise ``KeyboardInterrupt`` wherever the main thread is. In a callback of the
     garbage collector, of which JAX has one, it would be printed and forgotten.
     """
+    before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    # Ignored, as in a shell's background job, it stays ignored.
-    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Ignored, as in a shell's background job, it stays ignored; and a notebook goes on.
+    if not is_main or before in (None, signal.SIG_IGN) or not may_end(signal.SIGINT):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 from sebulba import ConfigError, envs
 from sebulba.envs import Catch, EnvReport, check_env
-from sebulba.types import ArraySpec, EnvSpec, Timestep
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, MultiDiscreteSpec, Timestep
 
 
 def checked(make_env: Any, num_steps: int = 300, **more: Any) -> EnvReport:
@@ -191,6 +191,47 @@ class WritesToActions(Wrong):
         return super().step(action)
 
 
+class Exits(Wrong):
+    def step(self, action: Any) -> Timestep:
+        raise SystemExit(3)
+
+
+class Tuples(Wrong):
+    def reset(self) -> Any:
+        return self.env.reset().observation, {}
+
+
+def with_spec(**changes: Any) -> type[Wrong]:
+    class Told(Wrong):
+        @property
+        def spec(self) -> EnvSpec:
+            return self.env.spec._replace(**changes)
+
+    return Told
+
+
+class NoSpec(Wrong):
+    spec = None  # type: ignore[assignment]
+
+
+class ManyNumbers(Wrong):
+    """A walk in 60 dimensions from a random place, which resets in the step that ends it."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        super().__init__(num_envs, seed)
+        self.rng, self.time = np.random.default_rng(seed), 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec._replace(observation=ArraySpec((60,), np.dtype(np.float32)))
+
+    def changed(self, timestep: Timestep) -> Timestep:
+        ended = timestep.discount == 0
+        self.time = 0 if ended.any() or timestep.first.all() else self.time + 1
+        place = self.rng.normal(size=(3, 60)) + 3 * self.time
+        return timestep._replace(observation=place.astype(np.float32))
+
+
 class ClosesOnce(Wrong):
     is_open = True
 
@@ -213,7 +254,6 @@ BROKEN: dict[type[Wrong], str] = {
     InvertedDiscount: "discount is 0 in 100% of the steps within episodes.*1 - terminated",
     InvertedDiscountEverywhere: "discount .* is 0.0 on reset.* must be 1.*1 - terminated",
     GammaInDiscount: r"discount of environment 0 is 0\.99\d* in step 1: it must be 0 where",
-    NoReset: "no episode started afterwards: environments must reset themselves",
     RewardNan: "reward of environment 1 is nan in step 5: it must be finite",
     ObservationNan: "observation of environment 2 is nan in step 5: it must be finite",
     RewardOfTwoAxes: r"reward is float32 \[3, 1\] on reset, and its spec says numbers \[3\]",
@@ -224,6 +264,16 @@ BROKEN: dict[type[Wrong], str] = {
     Buffer: "step 1 changed the observation that the environment had returned before",
     Buffers: "step 16 changed the observation that the environment had returned before",
     Hangs: "step 8 has not returned after 0.3 s",
+    ManyNumbers: r"last observations of \d+% of the episodes look as after a reset",
+    Exits: r"step 1 ends the process \(sys.exit\)",
+    Tuples: "returned a tuple on reset: it must be a sebulba.Timestep",
+    NoSpec: "spec is a NoneType: it must be an EnvSpec",
+    with_spec(observation=ArraySpec(5, np.dtype(int))): "has shape 5: .* tuple",  # type: ignore[arg-type]
+    with_spec(observation=ArraySpec((5,), "flot")): "is of dtype flot",  # type: ignore[arg-type]
+    with_spec(action=DiscreteSpec(0)): "a whole number of actions, 1 or more",
+    with_spec(action=MultiDiscreteSpec(3)): "must be a tuple",  # type: ignore[arg-type]
+    with_spec(action=BoxSpec(-1.0, 1.0)): "must be arrays of one shape",  # type: ignore[arg-type]
+    with_spec(action=BoxSpec(np.ones(2), np.ones(2))): "each low below its high",  # type: ignore[arg-type]
     ClosesOnce: "close raises AssertionError.* a second time",
 }
 
@@ -285,12 +335,24 @@ class Varied(Wrong):
         return Timestep(timestep.observation, 0 * ones, ones, first)
 
 
+class RoundTrip(Wrong):
+    """It starts and ends with zeros, rightly."""
+
+    def changed(self, timestep: Timestep) -> Timestep:
+        at_bounds = timestep.first | (timestep.discount == 0)
+        return timestep._replace(
+            observation=np.where(at_bounds[:, None, None], 0, timestep.observation)
+        )
+
+
 DOUBTFUL: dict[Callable[..., Any], str] = {
     Catch: "100% of the episodes .* after exactly 9 steps. If that is a time limit",
     NeverTerminates: "All 90 episodes ended after 9 steps with a discount of 1.*must be 0 there",
     Varied: "episodes ended at different lengths with a discount of 1",
     OtherEachTime: "same seed and the same actions differ on reset",
     SameForEverySeed: "different seeds are the same for 200 steps",
+    NoReset: "discount was 0 in 90 steps, and no episode started afterwards. If those were ends",
+    RoundTrip: "The last observations of 100% of the episodes look as after a reset",
     FlatPixels: "observation is 7,056 bytes in a row.*as it is",
 }
 
@@ -299,6 +361,29 @@ DOUBTFUL: dict[Callable[..., Any], str] = {
 def test_what_may_be_wrong_is_a_warning(doubtful: Callable[..., Any]) -> None:
     warnings = checked(doubtful).warnings
     assert any(re.search(DOUBTFUL[doubtful], warning) for warning in warnings), warnings
+
+
+class Endless(Wrong):
+    """With actions that have no bounds."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        bound = np.full(2, np.inf, np.float32)
+        return self.env.spec._replace(action=BoxSpec(-bound, bound))
+
+    def step(self, action: Any) -> Timestep:
+        assert np.isfinite(action).all() and action.std() > 1
+        return super().step(np.zeros(3, np.int32))
+
+
+def test_actions_may_have_no_bounds() -> None:
+    assert checked(Endless).episodes == 90
+
+
+def test_its_own_arguments_are_checked() -> None:
+    for wrong in ({"num_steps": 0}, {"seed": -1}, {"timeout_seconds": 0.0}):
+        with pytest.raises(ConfigError, match="must be at least 1"):
+            checked(Catch, **wrong)
 
 
 def test_a_few_steps_are_too_few() -> None:

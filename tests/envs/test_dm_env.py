@@ -33,6 +33,7 @@ class Lab(dm_env.Environment):
                 "FIRE": whole(0, 1),
             },
             "pairs": {"A": specs.BoundedArray((2,), np.int32, 0, 1)},
+            "unbounded": {"A": specs.Array((), np.int32)},
             "several": specs.BoundedArray((2,), np.intc, [-512, 0], [486, 1]),
             "one": specs.DiscreteArray(5),
             "forces": specs.BoundedArray((3,), np.float64, -1.0, 1.0),
@@ -86,8 +87,9 @@ def test_specs() -> None:
     assert isinstance(box, BoxSpec) and box.low.tolist() == [-1, -1, -1]
     with pytest.raises(ValueError, match="a Box with bounds"):
         make(action="endless")
-    with pytest.raises(ValueError, match="each must be a single whole number"):
-        make(action="pairs")
+    for action in ("pairs", "unbounded"):
+        with pytest.raises(ValueError, match="each must be a single whole number"):
+            make(action=action)
 
 
 def test_a_dict_of_actions() -> None:

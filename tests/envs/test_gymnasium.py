@@ -149,7 +149,7 @@ def test_actions_without_a_spec_are_refused(space: Any) -> None:
             super().__init__()
             self.action_space = space
 
-    with pytest.raises(ValueError, match=r"the action space is .*RescaleAction"):
+    with pytest.raises(ValueError, match=r"the action space is .*TransformAction"):
         GymnasiumEnv(Other, 1, 0)
 
 
