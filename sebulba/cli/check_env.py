@@ -13,8 +13,6 @@ from rich.table import Table
 
 from sebulba.cli import options, output
 from sebulba.config import Config, Option
-from sebulba.envs.base import named_arrays
-from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, MultiDiscreteSpec
 from sebulba.validation import ConfigError
 
 if TYPE_CHECKING:
@@ -68,37 +66,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _table(report: EnvReport) -> Table:
-    rows = {
-        **{
-            f"observation{path}": _form(told)
-            for path, told in named_arrays(report.spec.observation)
-        },
-        "action": _action(report.spec),
-        "frame skip": str(report.spec.frame_skip),
-        "steps played": f"{report.steps:,}",
-        "episodes that ended": f"{report.episodes:,}",
-    }
-    if report.episodes:
-        rows |= {
-            "mean length": f"{report.length:,.6g}",
-            "mean return": f"{report.episode_return:,.6g}",
-            "terminated": f"{report.terminated:.0%}",
-        }
     table = Table("with random actions", "")
-    for name, value in rows.items():
+    for name, value in report.summary().items():
         table.add_row(escape(name), escape(value))
     return table
-
-
-def _form(array: ArraySpec) -> str:
-    return f"{array.dtype} {list(array.shape)}"
-
-
-def _action(env_spec: EnvSpec) -> str:
-    spec = env_spec.action
-    if isinstance(spec, DiscreteSpec):
-        names = ", ".join(env_spec.action_names[:20]) + ", ..." * (spec.num_actions > 20)
-        return f"one of {spec.num_actions}" + f": {names}" * bool(env_spec.action_names)
-    if isinstance(spec, MultiDiscreteSpec):
-        return f"one of each of {list(spec.num_actions)}"
-    return f"numbers {list(spec.low.shape)} within {spec.low.min():g} to {spec.high.max():g}"

@@ -15,7 +15,7 @@ import numpy as np
 from sebulba.envs.base import map_arrays, named_arrays, warnings_of_pixels
 from sebulba.envs.contract import TimestepCheck, check_spec
 from sebulba.envs.played import Played, Resets
-from sebulba.types import BoxSpec, DiscreteSpec, EnvSpec, MakeEnv, Timestep
+from sebulba.types import BoxSpec, DiscreteSpec, EnvSpec, MakeEnv, MultiDiscreteSpec, Timestep
 from sebulba.validation import ConfigError
 
 T = TypeVar("T")
@@ -48,6 +48,34 @@ class EnvReport:
     episode_return: float
     terminated: float
     warnings: tuple[str, ...]
+
+    def summary(self) -> dict[str, str]:
+        """All but the warnings, in words."""
+        arrays = named_arrays(self.spec.observation)
+        rows = {f"observation{path}": f"{a.dtype} {list(a.shape)}" for path, a in arrays}
+        rows |= {
+            "action": _action_in_words(self.spec),
+            "frame skip": str(self.spec.frame_skip),
+            "steps played": f"{self.steps:,}",
+            "episodes that ended": f"{self.episodes:,}",
+        }
+        if self.episodes:
+            rows |= {
+                "mean length": f"{self.length:,.6g}",
+                "mean return": f"{self.episode_return:,.6g}",
+                "terminated": f"{self.terminated:.0%}",
+            }
+        return rows
+
+
+def _action_in_words(env_spec: EnvSpec) -> str:
+    spec = env_spec.action
+    if isinstance(spec, BoxSpec):
+        return f"numbers {list(spec.low.shape)} within {spec.low.min():g} to {spec.high.max():g}"
+    if isinstance(spec, MultiDiscreteSpec):
+        return f"one of each of {list(spec.num_actions)}"
+    names = ", ".join(env_spec.action_names[:20]) + ", ..." * (spec.num_actions > 20)
+    return f"one of {spec.num_actions}" + f": {names}" * bool(env_spec.action_names)
 
 
 def check_env(

@@ -59,8 +59,8 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert not end.value.code
     output = capsys.readouterr().out
     assert "A config of somebody's own.\n" in output and "Attributes" not in output
-    assert "--lambda FLOAT           it is documented here. (default: 1.0)" in output
     words = " ".join(output.replace("│", " ").split())
+    assert "--lambda FLOAT it is documented here. (default: 1.0)" in words
     assert "it goes on in the next: and is one text here. (default: 3)" in words
     assert "Not for users" not in output
     assert "--env-options KEY VALUE ..." in output and "--preset" not in output
