@@ -100,12 +100,12 @@ class TimestepCheck:
             self._started = None
 
 
-def check_spec(spec: EnvSpec, num_envs: int) -> None:
+def check_spec(spec: EnvSpec, num_envs: int | None = None) -> None:
     """Check what environments say of themselves.
 
     Args:
       spec: what they say.
-      num_envs: how many were asked for.
+      num_envs: how many were asked for; None if any number will do.
 
     Raises:
       ConfigError: an observation has no shape and dtype or is not of numbers, the actions have no
@@ -125,7 +125,7 @@ def check_spec(spec: EnvSpec, num_envs: int) -> None:
         )
     if rule := _broken_by(spec.action):
         raise ConfigError(f"the environment's action is {spec.action!r}: {rule}. Correct its spec.")
-    if spec.num_envs != num_envs:
+    if num_envs is not None and spec.num_envs != num_envs:
         raise ConfigError(
             f"the environment's num_envs is {spec.num_envs}, and {num_envs} were asked for: make "
             "as many as make_env is told to."

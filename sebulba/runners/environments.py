@@ -95,7 +95,8 @@ def probe(make_env: MakeEnv) -> EnvSpec:
     """
     env = make_env(1, 0)
     try:
-        check_spec(env.spec, 1)
+        # The actors ask for the number that they need, and may be the only ones to get it.
+        check_spec(env.spec)
         return with_dtypes_of_jax(env.spec)
     finally:
         env.close()

@@ -102,3 +102,14 @@ def test_huge_numbers_are_finite() -> None:
         reward = np.array([0, np.inf, 0], np.float32)
         nothing = np.zeros(B, np.float32)
         check.step(GOOD._replace(reward=reward, discount=nothing, first=np.zeros(B, bool)))
+
+
+def test_environments_may_be_of_one_number_only() -> None:
+    """A batch recorded or made elsewhere: only the actors must get as many as they ask for."""
+
+    def always_four(num_envs: int, seed: int) -> Any:
+        return envs.Catch(4, seed)
+
+    config = tiny(envs_per_actor=4, batch_size=4)
+    result = sebulba.train(config, make_env=always_four, topology=on(1), progress=False)
+    assert result.metrics[-1]["steps"] >= config.total_steps
