@@ -131,6 +131,7 @@ def _options(
         if name not in known | {"zero_discount_on_life_loss"}:
             raise unknown(f"option of ale:{game}", name, known - set(_OWNED))
     of_protocol = dict(atari.protocol_options(protocol))
+    # ale-py draws the number of no-ops below noop_max, EnvPool up to it.
     if of_protocol["noop_max"] > 1:
         of_protocol["noop_max"] += 1
     return {

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ale_py import AtariVectorEnv
 from env_battery import EnvBattery
 
 from sebulba import envs
-from sebulba.envs.ale import AleEnv
+from sebulba.envs.ale import AleEnv, _options
 from sebulba.types import ArraySpec, DiscreteSpec, Env
 
 SHORT = {"max_num_frames_per_episode": 80}
@@ -31,6 +32,9 @@ def played(env: Any, num_steps: int, action: int) -> Any:
 
 def test_protocols() -> None:
     machado = envs.make("ale:breakout", 2, seed=0)
+    # Without no-ops all games start alike.
+    assert np.ptp(machado.reset().observation, axis=0).max() == 0
+    assert _options("breakout", "impala", {}, AtariVectorEnv)["noop_max"] == 31
     assert machado.spec.action == DiscreteSpec(18)
     assert machado.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
     assert machado.spec.frame_skip == 4
