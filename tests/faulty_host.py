@@ -55,7 +55,7 @@ class FaultyCatch(envs.Catch):
 
 def make_env(num_envs: int, seed: int) -> envs.Catch:
     if FAULT == "refuses" and HOST == 1:
-        raise ValueError("this host has no such environment: install it")
+        raise sebulba.ConfigError("this host has no such environment: install it")
     return FaultyCatch(num_envs, seed)
 
 
