@@ -25,6 +25,7 @@ _OWNED = {
     "max_num_players": "only environments with one player are supported",
     "env_type": "the adapter uses EnvPool's lower level",
     "gym_reset_return_info": "the adapter uses EnvPool's lower level",
+    "channel_first": "images are [H, W, C], as convolutions take them",
 }
 _FIRST = 0  # The value of dm_env.StepType.FIRST in EnvPool's state.
 
@@ -63,8 +64,8 @@ class EnvPoolEnv:
       atari_protocol: ``"machado"`` or ``"impala"``, for Atari games only.
 
     Raises:
-      ValueError: the id or an option is unknown, the environment is not supported, or an argument
-        is out of range.
+      ValueError: the id or an option is unknown, the environment is not supported or lacks a library
+        of the system, or an argument is out of range.
     """
 
     def __init__(
@@ -170,14 +171,17 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> d
     """Check the id and the user's options; return the options for EnvPool, and that of the mission.
 
     Raises:
-      ValueError: the id or an option is unknown, or an option cannot be set.
+      ValueError: the id or an option is unknown, an option cannot be set, or a library is missing.
     """
     import envpool
 
     known = environment_ids()
     if env_id not in known:
         raise unknown("environment", env_id, known)
-    spec: Any = envpool.make_spec(env_id)
+    try:
+        spec: Any = envpool.make_spec(env_id)
+    except ImportError as error:  # A library of the system, such as Qt for Procgen.
+        raise ValueError(f"{env_id} cannot be loaded: {error}") from error
     is_atari, is_vizdoom = envpool_spec.is_atari(spec), envpool_spec.is_vizdoom(spec)
     owned = {
         **_OWNED,
@@ -192,7 +196,10 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> d
             raise unknown(f"option of {env_id}", name, known_options - set(owned))
     if is_atari:
         return atari.atari_options(protocol, spec.config.frame_skip, options)
-    return vizdoom.vizdoom_options(options) if is_vizdoom else dict(options)
+    if is_vizdoom:
+        return vizdoom.vizdoom_options(options)
+    is_procgen = "channel_first" in spec.config._fields
+    return {**options, "channel_first": False} if is_procgen else dict(options)
 
 
 def _as(spec: ArraySpec, value: Array) -> Array:

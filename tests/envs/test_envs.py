@@ -347,6 +347,28 @@ def test_an_unknown_id_lists_close_ones(env_id: str, close: str) -> None:
         envs.make(env_id, 1, seed=0)
 
 
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_spec(*_: object, **__: object) -> None:
+        raise ImportError("requires the system Qt 5 runtime: apt install qtbase5-dev")
+
+    monkeypatch.setattr("envpool.make_spec", make_spec)
+    with pytest.raises(ValueError, match="CoinrunEasy-v0 cannot be loaded: .*qtbase5-dev"):
+        envs.make("CoinrunEasy-v0", 1, seed=0)
+
+
+def test_procgen_shows_images_with_their_channels_last() -> None:
+    try:
+        env = envs.make("CoinrunEasy-v0", 2, seed=0)
+    except ValueError as error:
+        pytest.skip(str(error))
+    image = env.reset().observation
+    assert image.shape == (2, 64, 64, 3)
+    # Neighbors are alike in a picture.
+    whole = image.astype(float)
+    assert np.abs(np.diff(whole, axis=2)).mean() < whole.std() / 2
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("env_id", "options", "message"),
     [
