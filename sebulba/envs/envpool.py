@@ -64,8 +64,8 @@ class EnvPoolEnv:
       atari_protocol: ``"machado"`` or ``"impala"``, for Atari games only.
 
     Raises:
-      ValueError: the id or an option is unknown, the environment is not supported or lacks a library
-        of the system, or an argument is out of range.
+      ValueError: the id or an option is unknown, the environment is not supported or needs a system
+        library that is missing, or an argument is out of range.
     """
 
     def __init__(

@@ -352,7 +352,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("requires the system Qt 5 runtime: apt install qtbase5-dev")
 
     monkeypatch.setattr("envpool.make_spec", make_spec)
-    with pytest.raises(ValueError, match="CoinrunEasy-v0 cannot be loaded: .*qtbase5-dev"):
+    with pytest.raises(ValueError, match=r"CoinrunEasy-v0 cannot be loaded: .*qtbase5-dev"):
         envs.make("CoinrunEasy-v0", 1, seed=0)
 
 
