@@ -110,6 +110,45 @@ _PONG = dataclasses.replace(
     network=NetworkConfig(torso="small", hidden_sizes=(256,), frame_stack=4, pixels="normalized"),
 )
 
+_FOOTBALL = dataclasses.replace(
+    _PONG,
+    preset="vtrace-football",
+    env="gfootball/academy_empty_goal_close-v1",
+    total_steps=150_000,
+    unroll_length=16,
+    reward_clip=None,
+    # The score is 1, within some ten steps of the start: what matters is to try the shot.
+    entropy_cost=0.003,
+    log_every=50,
+    checkpoint=CheckpointConfig(interval=500),
+    # The observation is a map of four planes: both teams, the ball and the active player.
+    network=dataclasses.replace(_PONG.network, frame_stack=1),
+)
+
+_VIZDOOM = dataclasses.replace(
+    _FOOTBALL, preset="vtrace-vizdoom", env="D1Basic-v1", total_steps=300_000, log_every=100
+)
+
+_MUJOCO = dataclasses.replace(
+    _CARTPOLE,
+    preset="vtrace-mujoco",
+    env="HalfCheetah-v4",
+    total_steps=3_000_000,
+    lambda_=0.95,
+    entropy_cost=0.0,
+    optimizer=OptimizerConfig(name="adam", learning_rate=5e-4, max_gradient_norm=0.5),
+    log_every=200,
+    # After Huang et al. 2022 ("The 37 Implementation Details of PPO"), but for the first deviation:
+    # with 1, most actions are cut off at their bounds, and HalfCheetah ended at 400 and not 2,700.
+    network=NetworkConfig(
+        activation="tanh",
+        separate_value=True,
+        normalize_observations=True,
+        squash="clip",
+        initial_log_std=-1.0,
+    ),
+)
+
 _MEMORY = dataclasses.replace(
     _CATCH,
     preset="vtrace-memory",
@@ -167,6 +206,15 @@ PRESETS: dict[str, tuple[Config, str]] = {
         _MINIGRID,
         "MiniGrid: the key, the door and the goal of DoorKey-5x5 in about a minute.",
     ),
+    "vtrace-mujoco": (
+        _MUJOCO,
+        "MuJoCo and the DM Control Suite, continuous control: HalfCheetah-v4.",
+    ),
+    "vtrace-football": (
+        _FOOTBALL,
+        "Google Research Football: nearly every game of academy_empty_goal_close is won.",
+    ),
+    "vtrace-vizdoom": (_VIZDOOM, "ViZDoom: D1Basic."),
     "vtrace-atari": (
         _ATARI,
         "Atari with IMPALA's deep residual network (15 convolutions) and hyper-parameters.",
