@@ -2,15 +2,18 @@
 
     python benchmarks/environments.py                          all ids: about an hour on two cores
     python benchmarks/environments.py --families box2d classic_control
+    python benchmarks/environments.py --redraw                 the table of what was found before
 
-Each is played by ``check_env`` with a few steps, in a process that serves many and is started anew
-where an environment ends it. OUT.json holds what became of each, OUT.md a row for each family.
+Each is played for a few steps with the checks of training, in a process that serves many and is
+started anew where an environment ends it. OUT.json holds what became of each, OUT.md a row for each
+family, with the preset to start from and what the worst of the seeds learned (by ``seeds.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -20,11 +23,30 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 import tyro
+
+from sebulba import presets
+from sebulba.envs.check import random_action
+from sebulba.envs.contract import TimestepCheck
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
 LIMIT_SECONDS = 120.0
+PRESETS = {
+    "atari": "vtrace-atari",
+    "gfootball": "vtrace-football",
+    "vizdoom": "vtrace-vizdoom",
+    "procgen": "vtrace-procgen",
+    "minigrid": "vtrace-minigrid",
+    "box2d": "vtrace-lunarlander",
+    "classic_control": "vtrace-cartpole",
+    **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("gym", "dmc", "metaworld", "playground")},
+    **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("robotics", "myosuite")},
+}
+"""To start from; in the other families, the last one."""
+GENERIC = "vtrace-generic"
+LIBRARIES = {"procgen": "Qt 5 (Debian: libqt5gui5)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +55,28 @@ class Options:
 
     families: tuple[str, ...] = ()
     """Such as atari or mujoco.gym; all of them if none is given."""
-    steps: int = 100
+    steps: int = 40
     """Of two environments of each id."""
     processes: int = 2
+    redraw: bool = False
+    """Only write OUT.md again."""
     out: Path = ROOT / "benchmarks" / "results" / "environments"
 
 
 def main(options: Options) -> None:
     """Step all of them, and write OUT.json and OUT.md."""
+    results = options.out.with_suffix(".json")
+    if not options.redraw:
+        rows = step_families(options)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(rows, indent=1) + "\n")
+    text = table(json.loads(results.read_text()))
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def step_families(options: Options) -> list[dict[str, Any]]:
+    """What became of each id."""
     ids = SimpleQueue[str]()
     families = of_families(options.families)
     for env_id in families:
@@ -54,12 +90,7 @@ def main(options: Options) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    rows = [{"id": env_id, "family": families[env_id], **found[env_id]} for env_id in families]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    text = table(rows)
-    options.out.with_suffix(".md").write_text(text)
-    print(text)
+    return [{"id": env_id, "family": families[env_id], **found[env_id]} for env_id in families]
 
 
 def of_families(wanted: tuple[str, ...]) -> dict[str, str]:
@@ -137,24 +168,31 @@ def tell(answer: dict[str, Any], whole: bool) -> None:
 
 
 def stepped(env_id: str, steps: int) -> dict[str, Any]:
-    """Whether it works and heeds its seed, and what is said of it."""
-    from sebulba import envs
-
-    def make_env(num_envs: int, seed: int) -> Any:
-        return envs.make(env_id, num_envs, seed=seed, num_threads=1)
-
+    """Whether it works, and whether it plays otherwise with another seed."""
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            report = envs.check_env(make_env, 2, steps)
+        return {"error": None, "seeds": played(env_id, 0, steps) != played(env_id, 1, steps)}
     except Exception as error:  # Whatever it is, it is what the table is about.
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    said = [*report.warnings, *(str(w.message) for w in caught)]
-    return {
-        "error": None,
-        "seeds": not any("same for" in text for text in said),
-        "said": sorted(set(said)),
-    }
+
+
+def played(env_id: str, seed: int, steps: int) -> list[bytes]:
+    """All that two environments return to the same actions, which is checked as in training."""
+    from sebulba import envs
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = envs.make(env_id, 2, seed=seed, num_threads=1)
+    try:
+        check, rng = TimestepCheck(env.spec), np.random.default_rng(0)
+        check.reset(env.reset())
+        seen = []
+        for _ in range(steps):
+            timestep = env.step(random_action(rng, env.spec))
+            check.step(timestep)
+            seen.append(pickle.dumps(timestep))
+        return seen
+    finally:
+        env.close()
 
 
 def renders(env_id: str) -> bool:
@@ -175,16 +213,38 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         families[row["family"]].append(row)
     lines = [
-        "| family | ids | work | other seeds, other episodes | drawn | why others do not work |"
+        "| family | ids | accepted | seeds respected | drawn | system library | preset | learned | "
+        "why others are not accepted |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- | --- | --- |",
     ]
-    lines.append("| --- | ---: | ---: | ---: | ---: | --- |")
+    learned = what_was_learned()
     for family, members in sorted(families.items(), key=lambda item: -len(item[1])):
         working = [row for row in members if row["error"] is None]
         heed = sum(row["seeds"] for row in working)
         drawn = sum(row["renders"] for row in working)
         why = "; ".join(sorted({reason(row) for row in members if row["error"] is not None}))
-        lines.append(f"| {family} | {len(members)} | {len(working)} | {heed} | {drawn} | {why} |")
+        of_ids = [text for row in members for text in learned.get(row["id"], [])]
+        cells = [
+            *(family, len(members), len(working), heed, drawn, LIBRARIES.get(family, "none")),
+            *(f"`{PRESETS.get(family, GENERIC)}`", "; ".join(of_ids), why),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def what_was_learned() -> dict[str, list[str]]:
+    """By id: the return of the worst seed, the steps and the minutes, of each committed result."""
+    learned = defaultdict(list)
+    for path in sorted((ROOT / "benchmarks" / "results").glob("seeds_*.json")):
+        result = json.loads(path.read_text())
+        words = result["command"].split()
+        env_id = words[words.index("--env") + 1] if "--env" in words else presets.get(words[2]).env
+        worst = min(result["seeds"], key=lambda of_seed: of_seed["return_mean"])
+        learned[env_id].append(
+            f"{env_id}: {worst['return_mean']:.4g} after {worst['steps'] / 1e6:.2g} million steps "
+            f"({worst['seconds'] / 60:.0f} min, `{words[2]}`)"
+        )
+    return learned
 
 
 def reason(row: dict[str, Any]) -> str:

@@ -236,10 +236,11 @@ def _play(envs: _Envs, seed: int, num_steps: int) -> Iterator[Timestep]:
     rng = np.random.default_rng(seed)
     yield envs.reset()
     for _ in range(num_steps):
-        yield envs.step(_random_action(rng, envs.spec))
+        yield envs.step(random_action(rng, envs.spec))
 
 
-def _random_action(rng: np.random.Generator, env_spec: EnvSpec) -> Array:
+def random_action(rng: np.random.Generator, env_spec: EnvSpec) -> Array:
+    """One action for each environment, ``[B, ...]``."""
     spec, num_envs = env_spec.action, env_spec.num_envs
     if isinstance(spec, BoxSpec):
         low, high = (np.broadcast_to(b, (num_envs, *spec.low.shape)) for b in (spec.low, spec.high))
