@@ -35,6 +35,16 @@ _CARTPOLE = VTraceConfig(
     log_every=100,
 )
 
+_GENERIC = dataclasses.replace(
+    _CARTPOLE,
+    preset="vtrace-generic",
+    env="Acrobot-v1",
+    lambda_=0.95,
+    reward_scale=0.1,
+    entropy_cost=0.01,
+    network=NetworkConfig(hidden_sizes=(128, 128)),
+)
+
 _PENDULUM = dataclasses.replace(
     _CARTPOLE,
     preset="vtrace-pendulum",
@@ -82,6 +92,18 @@ _ATARI = VTraceConfig(
         epsilon=0.01 / 640**2,
         max_gradient_norm=40 / 640,
     ),
+)
+
+_PROCGEN = dataclasses.replace(
+    _ATARI,
+    preset="vtrace-procgen",
+    env="CoinrunEasy-v0",
+    total_steps=25_000_000,
+    discount=0.999,
+    reward_clip=None,
+    reward_scale=0.1,
+    optimizer=OptimizerConfig(name="adam", learning_rate=5e-4, max_gradient_norm=0.5),
+    network=dataclasses.replace(_ATARI.network, frame_stack=1),
 )
 
 _SHALLOW = dataclasses.replace(
@@ -208,6 +230,10 @@ PRESETS: dict[str, tuple[Config, str]] = {
         _MINIGRID,
         "MiniGrid: the key, the door and the goal of DoorKey-5x5 in about a minute.",
     ),
+    "vtrace-generic": (
+        _GENERIC,
+        "Whatever has no preset of its own and shows no images: Acrobot-v1, for example.",
+    ),
     "vtrace-mujoco": (
         _MUJOCO,
         "MuJoCo and the DM Control Suite, continuous control, with HalfCheetah-v4.",
@@ -216,6 +242,7 @@ PRESETS: dict[str, tuple[Config, str]] = {
         _FOOTBALL,
         "Google Research Football: nearly every game of academy_empty_goal_close is won.",
     ),
+    "vtrace-procgen": (_PROCGEN, "Procgen with the deep residual network. It needs Qt 5."),
     "vtrace-vizdoom": (_VIZDOOM, "ViZDoom, with D1Basic: 0.9 of at most 1."),
     "vtrace-atari": (
         _ATARI,
