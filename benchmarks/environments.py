@@ -112,7 +112,11 @@ def step_all(ids: SimpleQueue[str], steps: int, found: dict[str, dict[str, Any]]
         except Empty:
             break
         server = server or Server(steps)
-        found[env_id] = server.ask(env_id)
+        try:
+            found[env_id] = server.ask(env_id)
+        except BrokenPipeError:  # It has ended since the last answer: drawing may do so.
+            server = Server(steps)
+            found[env_id] = server.ask(env_id)
         print(
             f"{len(found):5} {env_id:45} {found[env_id].get('error') or 'works'}"[:140], flush=True
         )
