@@ -147,9 +147,7 @@ _FOOTBALL = dataclasses.replace(
     network=dataclasses.replace(_PONG.network, frame_stack=1),
 )
 
-_VIZDOOM = dataclasses.replace(
-    _FOOTBALL, preset="vtrace-vizdoom", env="D1Basic-v1", total_steps=300_000, log_every=100
-)
+_VIZDOOM = dataclasses.replace(_FOOTBALL, preset="vtrace-vizdoom", env="D1Basic-v1")
 
 _MUJOCO = dataclasses.replace(
     _CARTPOLE,
