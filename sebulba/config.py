@@ -17,6 +17,7 @@ from sebulba.validation import (
     Count,
     Counts,
     Fields,
+    LogStd,
     NotNegative,
     NotNegativeInt,
     OptionalCount,
@@ -45,6 +46,13 @@ class NetworkConfig(Fields):
     and width."""
     num_blocks: Count = 2
     """deep: residual blocks in each section, with two convolutions in each block."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """mlp: the function after each dense layer. With tanh, layers begin with orthogonal weights."""
+    layer_norm: bool = False
+    """Normalize the outputs of each layer before its activation: those of a dense layer to mean 0
+    and variance 1, and those of a convolution so at each pixel. Not for deep."""
+    separate_value: bool = False
+    """Whether the value has layers of its own, of the same sizes as those of the policy."""
     core: Literal["none", "lstm"] = "none"
     """lstm: an LSTM that also takes the last action and reward as inputs."""
     core_size: Count = 256
@@ -65,6 +73,8 @@ class NetworkConfig(Fields):
     state_dependent_std: bool = False
     """Whether the standard deviation of continuous actions is an output of the network. Otherwise
     each is one number that is learned, the same in all states."""
+    initial_log_std: LogStd = 0.0
+    """Logarithm of the first standard deviation of continuous actions, before they are squashed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,6 +190,24 @@ class Config(Fields):
                 self.network.torso == "deep" or getattr(self.network, name) == default,
                 f"must be {default} for the torso {self.network.torso}: only deep has a choice",
             )
+        require(
+            self,
+            "network.activation",
+            self.network.activation == "relu" or self.network.torso == "mlp",
+            f"must be relu for the torso {self.network.torso}: only mlp has a choice",
+        )
+        require(
+            self,
+            "network.layer_norm",
+            not self.network.layer_norm or self.network.torso != "deep",
+            "must be False for the torso deep, whose blocks have no place for it",
+        )
+        require(
+            self,
+            "network.separate_value",
+            not self.network.separate_value or self.network.core == "none",
+            "must be False with the core lstm, which policy and value share",
+        )
         require(
             self,
             "num_inference_devices",

@@ -102,6 +102,10 @@ Limit = Annotated[
     float | None,
     Rule(lambda x: x is None or _is_positive(x), f"{_POSITIVE}, or None for no limit"),
 ]
+LogStd = Annotated[
+    float, Rule(lambda x: _is_number(x) and -5 <= x <= 2, "must be a number from -5 to 2")
+]
+"""Within ``agents.distributions.LOG_STD_RANGE``."""
 Seed = Annotated[
     int,
     Rule(lambda x: _is_whole(x) and 0 <= x < 2**32, "must be a whole number from 0 to 2**32 - 1"),

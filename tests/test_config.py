@@ -65,6 +65,8 @@ REFUSED = [
     ("network.pixels", "normalized", "must be scaled for the torso mlp"),
     ("network.channels", (32, 64), "must be (16, 32, 32) for the torso mlp"),
     ("network.num_blocks", 3, "must be 2 for the torso mlp"),
+    ("network.activation", "gelu", "must be one of ['relu', 'tanh']"),
+    ("network.initial_log_std", float("inf"), "must be a number from -5 to 2"),
     ("optimizer.rms_decay", 1.0, "must be a number from 0 to below 1"),
     ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),
@@ -156,6 +158,22 @@ def test_every_sequence_has_an_error_to_learn_from(changes: dict[str, int], says
     with pytest.raises(ConfigError, match=says):
         R2D2Config(**changes).validate()
     R2D2Config(burn_in=78).validate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "says"),
+    [
+        (VTraceConfig, {"torso": "small", "activation": "tanh"}, "must be relu for .* small"),
+        (VTraceConfig, {"torso": "deep", "layer_norm": True}, "must be False for the torso deep"),
+        (VTraceConfig, {"core": "lstm", "separate_value": True}, "must be False with .* lstm"),
+        (R2D2Config, {"separate_value": True}, "must be False for R2D2, which has no policy"),
+    ],
+)
+def test_networks_that_do_not_go_together(
+    kind: type[Config], network: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        kind(network=NetworkConfig(**network)).validate()
 
 
 def test_devices_that_do_both_leave_none_that_only_act() -> None:

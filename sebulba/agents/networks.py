@@ -7,6 +7,7 @@ frames for stacking, as well as the state of the LSTM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ Frames of twelve Atari games have 8 to 74; a frame of a single color has 0."""
 
 _HE = nn.initializers.he_normal()
 _LECUN = nn.initializers.lecun_normal()
+_ORTHOGONAL = nn.initializers.orthogonal(math.sqrt(2))
 
 
 class Network(nn.Module):
@@ -49,7 +51,8 @@ class Network(nn.Module):
     Attributes:
       config: kinds and sizes of the parts.
       spec: the observations and actions of the environment.
-      heads: ``heads()`` returns a module that maps features ``[T, B, F]`` to outputs.
+      heads: ``heads()`` returns a module that maps features ``[T, B, F]`` to outputs. With
+        ``config.separate_value``, it also gets the features for the value.
     """
 
     config: NetworkConfig
@@ -78,15 +81,18 @@ class Network(nn.Module):
         # The torso has no memory, so it takes all T * B observations as one batch.
         lead = timestep.first.shape
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation)
-        features = _encode(self.config, dtype, flat)
-        features = features.reshape(*lead, -1)
+        features = _encode(self.config, dtype, flat).reshape(*lead, -1)
         if self.config.core == "lstm":
             inputs = _core_inputs(features, timestep.reward, action, self.spec)
             features, state["lstm"] = LSTMCore(self.config.core_size, dtype)(
                 inputs, timestep.first, state["lstm"]
             )
         # Policies and values are float32 whatever the dtype: ratios and TD errors need the digits.
-        return self.heads()(features.astype(jnp.float32)), state
+        heads, features = self.heads(), features.astype(jnp.float32)
+        if not self.config.separate_value:
+            return heads(features), state
+        of_value = _encode(self.config, dtype, flat, "value_torso").reshape(*lead, -1)
+        return heads(features, of_value.astype(jnp.float32)), state
 
 
 def numbers(observation: ArrayTree, num_axes: int = 0) -> list[Any]:
@@ -189,16 +195,21 @@ def _recurrent_kernel(key: Array, shape: tuple[int, int]) -> Array:
 
 
 class MLP(nn.Module):
-    """Dense layers on all arrays of the observation, flattened and concatenated."""
+    """Dense layers on all arrays of the observation, flattened and concatenated.
 
-    sizes: tuple[int, ...]
+    Those with tanh begin with orthogonal weights of scale sqrt(2), as in Huang et al. 2022, "The 37
+    Implementation Details of PPO", detail 2.
+    """
+
+    config: NetworkConfig
     dtype: Any
 
     @nn.compact
     def __call__(self, observation: ArrayTree) -> Array:
         """Map arrays ``[N, ...]`` to features ``[N, F]``."""
         leaves = [_flatten(leaf) for leaf in jax.tree.leaves(observation)]
-        return _dense(jnp.concatenate(leaves, axis=-1), self.sizes, self.dtype)
+        kernel_init = _ORTHOGONAL if self.config.activation == "tanh" else _LECUN
+        return _dense(self.config, self.dtype, jnp.concatenate(leaves, axis=-1), kernel_init)
 
 
 class ConvTorso(nn.Module):
@@ -212,44 +223,41 @@ class ConvTorso(nn.Module):
 
     convolutions: tuple[tuple[int, int, int], ...]
     """Channels, kernel size and stride of each convolution."""
-    sizes: tuple[int, ...]
+    config: NetworkConfig
     dtype: Any
-    data_format: DataFormat
-    normalize: bool
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Map images ``[N, H, W]``, or with channels as in ``data_format``, to ``[N, F]``."""
-        x, data_format = _channels(images), self.data_format
+        """Map images ``[N, H, W]``, or with channels as in ``_data_format``, to ``[N, F]``."""
+        x, data_format = _channels(images), _data_format(self.config)
+        normalize = self.config.pixels == "normalized"
         for channels, size, stride in self.convolutions:
             layer = (channels, size, stride, "VALID", self.dtype, _HE)
-            x = nn.relu(Conv(*layer, data_format, self.normalize)(x))
+            x = Conv(*layer, data_format, normalize)(x)
+            x = _activated(self.config, self.dtype, x)
             # conv2d always returns NHWC; and floats, so only the first layer normalizes.
             data_format = "NHWC"
-        return _dense(x.reshape(x.shape[0], -1), self.sizes, self.dtype, _HE)
+        return _dense(self.config, self.dtype, x.reshape(x.shape[0], -1), _HE)
 
 
 class ResNetTorso(nn.Module):
     """The residual network of Espeholt et al. 2018, figure 3, right: there, 15 convolutions."""
 
-    channels: tuple[int, ...]
-    num_blocks: int
-    sizes: tuple[int, ...]
+    config: NetworkConfig
     dtype: Any
-    data_format: DataFormat
-    normalize: bool
 
     @nn.compact
     def __call__(self, images: Array) -> Array:
-        """Map images ``[N, H, W]``, or with channels as in ``data_format``, to ``[N, F]``."""
-        x, data_format = _channels(images), self.data_format
-        for features in self.channels:
-            x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, self.normalize)(x)
+        """Map images ``[N, H, W]``, or with channels as in ``_data_format``, to ``[N, F]``."""
+        x, data_format = _channels(images), _data_format(self.config)
+        normalize = self.config.pixels == "normalized"
+        for features in self.config.channels:
+            x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, normalize)(x)
             x, data_format = max_pool(x, 3, 2), "NHWC"
-            for _ in range(self.num_blocks):
+            for _ in range(self.config.num_blocks):
                 y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
                 x = x + Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(y))
-        return _dense(nn.relu(x).reshape(x.shape[0], -1), self.sizes, self.dtype)
+        return _dense(self.config, self.dtype, nn.relu(x).reshape(x.shape[0], -1), _LECUN)
 
 
 class Conv(nn.Module):
@@ -299,22 +307,24 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) in (2, 3) and min(shape[:2]) >= 36
 
 
-def _encode(config: NetworkConfig, dtype: Any, observation: ArrayTree) -> Array:
-    """Map arrays ``[N, ...]`` to features ``[N, F]``.
+def _encode(
+    config: NetworkConfig, dtype: Any, observation: ArrayTree, name: str = "torso"
+) -> Array:
+    """Map arrays ``[N, ...]`` to features ``[N, F]``, with a torso called ``name``.
 
     Convolutions take each image, and an MLP all that is none. Each has layers of ``hidden_sizes``
     of its own. Their features are concatenated.
     """
     leaves = jax.tree_util.tree_leaves_with_path(observation)
     if config.torso == "mlp":
-        return _torso(config, dtype)(observation)
+        return _torso(config, dtype, name)(observation)
     if len(leaves) == 1:
-        return _torso(config, dtype)(leaves[0][1])
+        return _torso(config, dtype, name)(leaves[0][1])
     images = {_name(path): leaf for path, leaf in leaves if is_image(leaf.shape[1:])}
     vectors = [leaf for _, leaf in leaves if not is_image(leaf.shape[1:])]
-    features = [_torso(config, dtype, f"torso_{name}")(leaf) for name, leaf in images.items()]
+    features = [_torso(config, dtype, f"{name}_{of}")(leaf) for of, leaf in images.items()]
     if vectors:
-        features.append(MLP(config.hidden_sizes, dtype, name="torso")(vectors))
+        features.append(MLP(config, dtype, name=name)(vectors))
     return jnp.concatenate(features, axis=-1)
 
 
@@ -323,17 +333,18 @@ def _name(path: Any) -> str:
 
 
 def _torso(config: NetworkConfig, dtype: Any, name: str = "torso") -> nn.Module:
-    if config.torso == "mlp":
-        return MLP(config.hidden_sizes, dtype, name=name)
-    # Stacked frames are planes [k, H, W]; images with channels of their own are [H, W, C].
-    data_format: DataFormat = "NCHW" if config.frame_stack > 1 else "NHWC"
     kinds: dict[str, Callable[..., nn.Module]] = {
+        "mlp": MLP,
         "small": partial(ConvTorso, SMALL),
         "shallow": partial(ConvTorso, SHALLOW),
-        "deep": partial(ResNetTorso, config.channels, config.num_blocks),
+        "deep": ResNetTorso,
     }
-    normalize = config.pixels == "normalized"
-    return kinds[config.torso](config.hidden_sizes, dtype, data_format, normalize, name=name)
+    return kinds[config.torso](config, dtype, name=name)
+
+
+def _data_format(config: NetworkConfig) -> DataFormat:
+    """Stacked frames are planes [k, H, W]; images with channels of their own are [H, W, C]."""
+    return "NCHW" if config.frame_stack > 1 else "NHWC"
 
 
 def _moments(images: Array) -> tuple[Array, Array]:
@@ -344,11 +355,19 @@ def _moments(images: Array) -> tuple[Array, Array]:
 
 
 def _dense(
-    x: Array, sizes: tuple[int, ...], dtype: Any, kernel_init: nn.initializers.Initializer = _LECUN
+    config: NetworkConfig, dtype: Any, x: Array, kernel_init: nn.initializers.Initializer
 ) -> Array:
-    for size in sizes:
-        x = nn.relu(nn.Dense(size, dtype=dtype, kernel_init=kernel_init)(x))
+    for size in config.hidden_sizes:
+        x = nn.Dense(size, dtype=dtype, kernel_init=kernel_init)(x)
+        x = _activated(config, dtype, x)
     return x
+
+
+def _activated(config: NetworkConfig, dtype: Any, x: Array) -> Array:
+    """What follows a layer of a torso; images ``[N, H, W, C]`` are normalized over C."""
+    if config.layer_norm:
+        x = nn.LayerNorm(dtype=dtype)(x)
+    return nn.tanh(x) if config.activation == "tanh" else nn.relu(x)
 
 
 def _channels(images: Array) -> Array:

@@ -57,20 +57,39 @@ class PolicyValueHeads(nn.Module):
     """Linear layers for the policy and the value."""
 
     policy_size: int
-    num_free: int = 0
-    """More parameters of the policy, which are the same for all features and begin at 0."""
+    num_log_stds: int = 0
+    """How many parameters of the policy, the last ones, are log standard deviations."""
+    initial_log_std: float = 0.0
+    state_dependent_std: bool = True
 
     @nn.compact
-    def __call__(self, features: jax.Array) -> PolicyValue:
-        """Map features ``[T, B, F]`` to outputs ``[T, B, ...]``."""
+    def __call__(self, features: jax.Array, of_value: jax.Array | None = None) -> PolicyValue:
+        """Map features ``[T, B, F]`` to outputs ``[T, B, ...]``.
+
+        Args:
+          features: for the policy, and for the value too if ``of_value`` is None.
+          of_value: features for the value.
+        """
         # With small weights the first policy is nearly uniform, so that the first data explore.
-        policy = nn.Dense(self.policy_size, kernel_init=nn.initializers.orthogonal(0.01))(features)
-        if self.num_free:
-            free = self.param("free", nn.initializers.zeros, (self.num_free,), jnp.float32)
-            free = jnp.broadcast_to(free, (*policy.shape[:-1], self.num_free))
+        num_free = 0 if self.state_dependent_std else self.num_log_stds
+        policy = nn.Dense(
+            self.policy_size - num_free,
+            kernel_init=nn.initializers.orthogonal(0.01),
+            bias_init=self._first_bias,
+        )(features)
+        if num_free:
+            begin = nn.initializers.constant(self.initial_log_std)
+            free = self.param("free", begin, (num_free,), jnp.float32)
+            free = jnp.broadcast_to(free, (*policy.shape[:-1], num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
-        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(features)
+        of_value = features if of_value is None else of_value
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(of_value)
         return PolicyValue(policy, value[..., 0])
+
+    def _first_bias(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        # The features' part of the first outputs is small, so these begin at their bias.
+        is_log_std = jnp.arange(shape[0]) >= self.policy_size - self.num_log_stds
+        return jnp.where(is_log_std, self.initial_log_std, 0).astype(dtype)
 
 
 class _NetworkAgent:
@@ -120,10 +139,11 @@ class PolicyAgent(_NetworkAgent):
         greedy: bool = False,
     ) -> None:
         """``distribution`` is a distribution over the actions of ``spec``."""
-        size, num_free = distribution.parameters_size, 0
-        if isinstance(distribution, DiagonalGaussian) and not config.state_dependent_std:
-            num_free = size // 2  # The log standard deviations are the last.
-        super().__init__(config, spec, lambda: PolicyValueHeads(size - num_free, num_free))
+        size = distribution.parameters_size
+        is_gaussian = isinstance(distribution, DiagonalGaussian)
+        num_log_stds = size // 2 if is_gaussian else 0
+        options = (num_log_stds, config.initial_log_std, config.state_dependent_std)
+        super().__init__(config, spec, lambda: PolicyValueHeads(size, *options))
         self._distribution = distribution
         self._greedy = greedy
 

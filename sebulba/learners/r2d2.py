@@ -95,6 +95,8 @@ class R2D2Config(Config):
         capacity = self.replay.capacity
         most = f"must be at most replay.capacity ({capacity})"
         require(self, "replay.min_size", self.replay.min_size <= capacity, most)
+        no_policy = "must be False for R2D2, which has no policy besides its values"
+        require(self, "network.separate_value", not self.network.separate_value, no_policy)
 
 
 class R2D2State(NamedTuple):

@@ -261,6 +261,74 @@ def test_a_larger_residual_network() -> None:
     assert params["Dense_0"]["kernel"].shape == (5 * 6 * 64, 16)
 
 
+def test_layers_with_tanh_begin_orthogonal() -> None:
+    agent = make_agent(spec(5), activation="tanh", hidden_sizes=(16, 16))
+    params = agent.init(jax.random.key(0))
+    first, second = (params["torso"][f"Dense_{i}"]["kernel"] for i in (0, 1))
+    close(first @ first.T, 2 * np.eye(5))
+    close(second.T @ second, 2 * np.eye(16))
+    x = jnp.ones((T, B, 5))
+    features = np.tanh(np.tanh(x @ first) @ second)
+    seen = timesteps(spec(5))._replace(observation=x)
+    value = features @ params["PolicyValueHeads_0"]["Dense_1"]["kernel"]
+    close(agent.unroll(params, seen, {})[0].value, value[..., 0])
+
+
+def test_policy_and_value_may_have_layers_of_their_own() -> None:
+    agent = make_agent(spec(5), separate_value=True)
+    params, seen = grown(agent), timesteps(spec(5))
+
+    def gradient_of(name: str) -> Any:
+        def total(params: Any) -> Any:
+            return jnp.sum(jnp.square(getattr(agent.unroll(params, seen, {})[0], name)))
+
+        largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), jax.grad(total)(params))
+        return {name: max(jax.tree.leaves(largest[name])) for name in ("torso", "value_torso")}
+
+    of_policy, of_value = gradient_of("policy"), gradient_of("value")
+    assert of_policy["value_torso"] == of_value["torso"] == 0
+    assert of_policy["torso"] > 0 and of_value["value_torso"] > 0
+    for image in (spec(36, 40, dtype=BYTE), spec(5)):
+        torso = "small" if image.observation.dtype == BYTE else "mlp"
+        shapes = make_agent(image, torso=torso, separate_value=True)
+        params = jax.eval_shape(shapes.init, jax.random.key(0))
+        assert jax.tree.structure(params["torso"]) == jax.tree.structure(params["value_torso"])
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_deviations_begin_where_the_config_says(depends: bool) -> None:
+    box = BoxSpec(-np.ones(3, np.float32), np.ones(3, np.float32))
+    env = spec(5, action=box)
+    agent = make_agent(env, initial_log_std=-1.5, state_dependent_std=depends)
+    params, seen = agent.init(jax.random.key(0)), timesteps(env)
+    policy = np.asarray(agent.unroll(params, seen, {})[0].policy)
+    close(policy[..., 3:], np.full((T, B, 3), -1.5), atol=0.1)
+    assert np.abs(policy[..., :3]).max() < 0.1
+    assert (np.ptp(policy[..., 3:]) > 0) == depends
+    (low, high), rule = distributions.LOG_STD_RANGE, "must be a number from"
+    for value in (low, high):
+        VTraceConfig(network=NetworkConfig(initial_log_std=value)).validate()
+    for value in (low - 0.1, high + 0.1):
+        with pytest.raises(ConfigError, match=f"initial_log_std is {value}: it {rule} -5 to 2"):
+            VTraceConfig(network=NetworkConfig(initial_log_std=value)).validate()
+
+
+@pytest.mark.parametrize("torso", ["mlp", "small", "shallow"])
+def test_layer_norm_makes_every_layer_blind_to_the_size_of_its_inputs(torso: str) -> None:
+    env = spec(5) if torso == "mlp" else spec(36, 40, 2)
+    agent = make_agent(env, torso=torso, layer_norm=True, hidden_sizes=(16, 16))
+    params, seen = agent.init(jax.random.key(0)), timesteps(env)  # Their biases are 0.
+    names = params["torso"].keys()
+    layers = [name for name in names if "Dense" in name or "Conv" in name]
+    assert sum("LayerNorm" in name for name in names) == len(layers) > 1
+    value = agent.unroll(params, seen, {})[0].value
+    for name in layers:
+        larger = jax.tree.map(lambda leaf: leaf, params)
+        larger["torso"][name]["kernel"] *= 100.0
+        close(agent.unroll(larger, seen, {})[0].value, value, atol=1e-2)
+    assert np.ptp(value) > 0.1
+
+
 def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
     """A stack of four frames is the same to the network as an image of four channels."""
     stacking = make_agent(SMALLEST, torso="small", frame_stack=4)
