@@ -124,7 +124,7 @@ def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> 
 
 def _explore_by_ladder(config: R2D2Config, num_envs: int) -> Exploration:
     ladder = epsilon_ladder(num_envs, config.epsilon_base, config.epsilon_alpha)
-    return Exploration(epsilon_greedy, ladder)
+    return Exploration(epsilon_greedy, lambda progress: ladder)
 
 
 def _fit_sequences(config: R2D2Config, num_learners: int) -> R2D2Config:
