@@ -7,6 +7,8 @@ import difflib
 
 from sebulba import plugins
 from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+from sebulba.learners.ppo import PPOConfig
+from sebulba.learners.pqn import PQNConfig
 from sebulba.learners.r2d2 import R2D2Config, ReplayCheckpointConfig
 from sebulba.learners.replay.host import ReplayConfig
 from sebulba.learners.vtrace import VTraceConfig
@@ -153,6 +155,48 @@ _R2D2_ATARI = R2D2Config(
     replay=ReplayConfig(capacity=100_000, min_size=5_000, samples_per_insert=0.8),
 )
 
+_PPO_CARTPOLE = PPOConfig(
+    preset="ppo-cartpole",
+    env="CartPole-v1",
+    total_steps=500_000,
+    envs_per_actor=8,
+    batch_size=8,
+    policy_lag="1",
+    entropy_cost=0.0,
+    reward_scale=0.05,
+    optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5),
+)
+
+_PPO_MEMORY = dataclasses.replace(
+    _PPO_CARTPOLE,
+    preset="ppo-memory",
+    env="sebulba/Memory",
+    envs_per_actor=16,
+    batch_size=16,
+    unroll_length=32,
+    reward_scale=1.0,
+    entropy_cost=0.01,
+    network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
+)
+
+_PQN_CARTPOLE = PQNConfig(
+    preset="pqn-cartpole",
+    env="CartPole-v1",
+    total_steps=500_000,
+    envs_per_actor=32,
+    batch_size=32,
+    unroll_length=64,
+    num_epochs=4,
+    num_minibatches=16,
+    policy_lag="1",
+    lambda_=0.95,
+    reward_scale=0.1,
+    epsilon_end=0.05,
+    exploration_fraction=0.2,
+    network=NetworkConfig(hidden_sizes=(256, 256), layer_norm=True),
+    optimizer=OptimizerConfig(name="radam", learning_rate=1e-3, max_gradient_norm=10.0),
+)
+
 PRESETS: dict[str, tuple[Config, str]] = {
     "vtrace-catch": (_CATCH, "Catch on a 10 x 5 board, in NumPy: solved in seconds."),
     "vtrace-cartpole": (
@@ -183,6 +227,9 @@ PRESETS: dict[str, tuple[Config, str]] = {
         _MEMORY,
         "A cue to be remembered, with an LSTM; unsolvable without one.",
     ),
+    "ppo-cartpole": (_PPO_CARTPOLE, "CartPole-v1 with PPO."),
+    "ppo-memory": (_PPO_MEMORY, "The memory task with PPO: minibatches of whole trajectories."),
+    "pqn-cartpole": (_PQN_CARTPOLE, "CartPole-v1 with PQN."),
     "r2d2-catch": (_R2D2_CATCH, "Catch with R2D2."),
     "r2d2-memory": (
         dataclasses.replace(
