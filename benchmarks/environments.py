@@ -39,7 +39,7 @@ PRESETS = {
     "vizdoom": "vtrace-vizdoom",
     "procgen": "vtrace-procgen",
     "minigrid": "vtrace-minigrid",
-    "box2d": "vtrace-lunarlander",
+    "box2d": "ppo-lunarlander",
     "classic_control": "vtrace-cartpole",
     **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("gym", "dmc", "metaworld", "playground")},
     **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("robotics", "myosuite")},

@@ -284,7 +284,7 @@ class Acting:
     def __init__(self, setup: Setup, num_envs: int) -> None:
         config = setup.config
         exploration = setup.algorithm.make_exploration(config, num_envs)
-        self._epsilons = () if exploration is None else exploration.epsilons
+        self._epsilons = () if exploration is None else exploration.epsilons(0.0)
         self._program = ActorProgram(
             setup.agent,
             setup.spec._replace(num_envs=num_envs),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sebulba.devices.cluster import initialize
     from sebulba.devices.topology import Topology
     from sebulba.learners.base import Learner
+    from sebulba.learners.ppo import PPOConfig
+    from sebulba.learners.pqn import PQNConfig
     from sebulba.learners.r2d2 import R2D2Config, ReplayCheckpointConfig
     from sebulba.learners.replay.host import ReplayConfig
     from sebulba.learners.trajectory import TrajectoryLearner
@@ -65,6 +67,8 @@ __all__ = [
     "MultiDiscreteSpec",
     "NetworkConfig",
     "OptimizerConfig",
+    "PPOConfig",
+    "PQNConfig",
     "PolicyAgent",
     "PolicyValue",
     "QAgent",
@@ -116,6 +120,8 @@ _MODULES = {
     "MultiDiscreteSpec": "sebulba.types",
     "NetworkConfig": "sebulba.config",
     "OptimizerConfig": "sebulba.config",
+    "PPOConfig": "sebulba.learners.ppo",
+    "PQNConfig": "sebulba.learners.pqn",
     "PolicyAgent": "sebulba.agents.reference",
     "PolicyValue": "sebulba.agents.reference",
     "QAgent": "sebulba.agents.reference",

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import optax
 
 from sebulba.agents import distributions
 from sebulba.agents.reference import PolicyAgent, QAgent, check_spec, epsilon_greedy
 from sebulba.config import Config, build
 from sebulba.devices.topology import Topology
-from sebulba.inference.exploration import Exploration, epsilon_ladder
+from sebulba.inference.exploration import Exploration, epsilon_ladder, linear_epsilon
 from sebulba.learners import r2d2
 from sebulba.learners.base import Learner
+from sebulba.learners.epochs import fit_minibatches
+from sebulba.learners.ppo import PPOConfig, PPOLearner
+from sebulba.learners.pqn import PQNConfig, PQNLearner
 from sebulba.learners.r2d2 import R2D2Config, R2D2Learner
 from sebulba.learners.vtrace import VTraceConfig, VTraceLearner
 from sebulba.types import Agent, EnvSpec
@@ -106,8 +111,10 @@ class Algorithm(Generic[C]):
         return self.fit(config, num_learners) == config
 
 
-def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> Agent:
-    """R2D2's reference agent, which takes the action with the largest Q value.
+def make_q_agent(
+    config: R2D2Config | PQNConfig, spec: EnvSpec, acts: Acts = "training", dueling: bool = True
+) -> Agent:
+    """The reference agent of R2D2 and PQN, which takes the action with the largest Q value.
 
     For ``evaluating`` it takes a random one with probability ``config.evaluation_epsilon``. In
     training it never does, since ``make_exploration`` adds random actions.
@@ -116,15 +123,24 @@ def make_q_agent(config: R2D2Config, spec: EnvSpec, acts: Acts = "training") -> 
       ConfigError: the network does not fit the observation or the action.
     """
     check_spec(config.network, spec, config.env)
+    epsilon = config.evaluation_epsilon * (acts == "evaluating")
     try:
-        return QAgent(config.network, spec, config.evaluation_epsilon * (acts == "evaluating"))
+        return QAgent(config.network, spec, epsilon, dueling)
     except ValueError as error:
         raise ConfigError(f"{config.env}: {error}") from error
 
 
 def _explore_by_ladder(config: R2D2Config, num_envs: int) -> Exploration:
     ladder = epsilon_ladder(num_envs, config.epsilon_base, config.epsilon_alpha)
-    return Exploration(epsilon_greedy, ladder)
+    return Exploration(epsilon_greedy, lambda progress: ladder)
+
+
+def _explore_by_schedule(config: PQNConfig, num_envs: int) -> Exploration:
+    def epsilons(progress: float) -> np.ndarray:
+        start, end, until = config.epsilon_start, config.epsilon_end, config.exploration_fraction
+        return np.full(num_envs, linear_epsilon(progress, start, end, until), np.float32)
+
+    return Exploration(epsilon_greedy, epsilons)
 
 
 def _fit_sequences(config: R2D2Config, num_learners: int) -> R2D2Config:
@@ -158,6 +174,16 @@ R2D2 = Algorithm(
     steps_per_update=_steps_per_batch,
     steps_before_learning=r2d2.steps_before_learning,
     for_trial=_small_replay,
+)
+
+PPO = Algorithm("ppo", PPOConfig, PPOLearner, fit=fit_minibatches)
+PQN = Algorithm(
+    "pqn",
+    PQNConfig,
+    PQNLearner,
+    make_agent=partial(make_q_agent, dueling=False),
+    make_exploration=_explore_by_schedule,
+    fit=fit_minibatches,
 )
 
 _REGISTERED: dict[str, Algorithm[Any]] = {}
@@ -207,3 +233,5 @@ def _round_up(size: int, multiple: int) -> int:
 
 register(VTRACE)
 register(R2D2)
+register(PPO)
+register(PQN)

@@ -79,14 +79,15 @@ class NetworkConfig(Fields):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Fields):
-    """Gradient clipping, then RMSProp or Adam, with a learning rate that may decay linearly."""
+    """Gradient clipping, then RMSProp, Adam or RAdam, with a learning rate that may decay."""
 
-    name: Literal["rmsprop", "adam"] = "rmsprop"
+    name: Literal["rmsprop", "adam", "radam"] = "rmsprop"
+    """radam: Adam with a warm-up that follows from the variance of its steps (Liu et al. 2020)."""
     learning_rate: Positive = 6e-4
     decay_to_zero: bool = True
     """Decay the learning rate linearly to 0 at total_steps."""
     epsilon: Positive = 1e-8
-    """rmsprop: added to the mean square before taking its root; adam: added to the root."""
+    """rmsprop: added to the mean square before taking its root; adam, radam: added to the root."""
     rms_decay: ShareBelow1 = 0.99
     """rmsprop: decay of the mean square."""
     max_gradient_norm: Positive = 0.5
@@ -98,7 +99,7 @@ class CheckpointConfig(Fields):
     """When checkpoints are written, and how many are kept."""
 
     interval: Count = 1000
-    """Turns of the learner (for V-trace: updates) between checkpoints. The end of the run writes
+    """Turns of the learner (but for R2D2: updates) between checkpoints. The end of the run writes
     one more."""
     max_to_keep: Count = 3
     """How many checkpoints to keep: the newest ones."""
@@ -140,12 +141,12 @@ class Config(Fields):
     unroll_length: Count = 20
     """T: steps of one trajectory."""
     batch_size: Count = 32
-    """Trajectories that one update learns from, on each host. V-trace: a multiple of
-    envs_per_actor; R2D2: sequences drawn from the replay."""
+    """Trajectories that one update learns from, on each host: a multiple of envs_per_actor. R2D2:
+    sequences drawn from the replay."""
     num_microbatches: OptionalCount = None
-    """Number of parts in which the gradient of an update is computed. A device that also acts can
-    act between them. None: 1, but for V-trace's convolutions on CPUs as many as make each part fit
-    in the cache."""
+    """Number of parts in which each gradient is computed. A device that also acts can act between
+    them. None: 1, but for convolutions on CPUs, except R2D2's, as many as make each part fit in the
+    cache."""
     queue_size: Count = 1
     """How many finished unrolls of an actor can wait for the learner. When there are more, the
     actor waits."""
@@ -154,7 +155,7 @@ class Config(Fields):
     learner has when it takes the unroll; 1: those that it had one turn before. With 0 and 1, the
     data do not depend on timing."""
     log_every: Count = 50
-    """Turns of the learner (for V-trace: updates) between two rows of metrics."""
+    """Turns of the learner (but for R2D2: updates) between two rows of metrics."""
     stall_seconds: NotNegative = 300.0
     """End the run if nothing has moved for so long, and say what stands still; 0: never. Compiling
     may take six times as long."""

@@ -99,6 +99,10 @@ class Agent(Protocol):
     measured)`` returns ``params``, which the optimizer has changed, with the statistics of
     ``before``, which it has not, changed by what was measured.
 
+    An agent whose recurrent state holds nothing but observations, such as stacked frames, may say
+    so by an attribute ``has_observed_state`` that is True. PPO and PQN then learn from single
+    steps.
+
     Both ``act`` and ``unroll`` must zero the
     recurrent state where ``timestep.first``, before they use it, so that the learner computes what
     the actor did when it replays a trajectory from ``initial_state``.

@@ -93,7 +93,7 @@ def trajectories() -> list[Trajectory]:
     timestep, trajectories = env.reset(), []
     for _ in range(UNROLLS):
         for _ in range(CONFIG.unroll_length):
-            action, carry = program.step(params(), carry, timestep, exploration.epsilons)
+            action, carry = program.step(params(), carry, timestep, exploration.epsilons(0.0))
             timestep = env.step(np.asarray(action))
         (trajectory,), carry = program.finish(carry, timestep)
         trajectories.append(jax.device_get(trajectory))

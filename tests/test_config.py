@@ -16,6 +16,8 @@ from sebulba import (
     ConfigError,
     NetworkConfig,
     OptimizerConfig,
+    PPOConfig,
+    PQNConfig,
     R2D2Config,
     ReplayCheckpointConfig,
     ReplayConfig,
@@ -68,7 +70,7 @@ REFUSED = [
     ("network.activation", "gelu", "must be one of ['relu', 'tanh']"),
     ("network.initial_log_std", float("inf"), "must be a number from -5 to 2"),
     ("optimizer.rms_decay", 1.0, "must be a number from 0 to below 1"),
-    ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam']"),
+    ("optimizer.name", "Adam", "must be one of ['rmsprop', 'adam', 'radam']"),
     ("network.core", "LSTM", "must be one of ['none', 'lstm']"),
     ("network.torso", "Deep", "must be one of ['mlp', 'small', 'shallow', 'deep']"),
     ("placement", "Shared", "must be one of ['split', 'shared']"),
@@ -127,11 +129,34 @@ REFUSED_OF_R2D2 = [
 ]
 
 
+REFUSED_OF_PPO = [
+    ("num_epochs", 0, WHOLE),
+    ("num_minibatches", 0, WHOLE),
+    ("num_minibatches", 3, "must divide batch_size * unroll_length (4096)"),
+    ("clip_ratio", 0.0, ABOVE_0),
+    ("clip_value", 0.0, f"{ABOVE_0}, or None"),
+    ("target_kl", -0.01, f"{ABOVE_0}, or None"),
+    ("normalize_advantages", 1, "must be True or False"),
+]
+
+
+REFUSED_OF_PQN = [
+    ("num_minibatches", 3, "must divide batch_size * unroll_length (1024)"),
+    ("epsilon_start", 1.1, "must be a number from 0 to 1"),
+    ("epsilon_end", -0.1, "must be a number from 0 to 1"),
+    ("exploration_fraction", 2.0, "must be a number from 0 to 1"),
+    ("evaluation_epsilon", -0.1, "must be a number from 0 to 1"),
+    ("network.separate_value", True, "must be False for PQN"),
+]
+
+
 @pytest.mark.parametrize(
     ("config", "path", "value", "rule"),
     [
         *((VTraceConfig(), *case) for case in REFUSED),
         *((R2D2Config(), *case) for case in REFUSED_OF_R2D2),
+        *((PPOConfig(), *case) for case in REFUSED_OF_PPO),
+        *((PQNConfig(), *case) for case in REFUSED_OF_PQN),
     ],
 )
 def test_a_refusal_says_the_value_the_rule_and_the_flag(
@@ -174,6 +199,13 @@ def test_networks_that_do_not_go_together(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         kind(network=NetworkConfig(**network)).validate()
+
+
+def test_minibatches_of_an_lstm_are_of_whole_trajectories() -> None:
+    config = PPOConfig(network=NetworkConfig(core="lstm"), batch_size=32, num_minibatches=8)
+    config.validate()
+    with pytest.raises(ConfigError, match=r"minibatches is 64: it must divide batch_size \(32\)"):
+        dataclasses.replace(config, num_minibatches=64).validate()
 
 
 def test_devices_that_do_both_leave_none_that_only_act() -> None:

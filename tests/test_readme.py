@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from whole_runs import on, rows_of, tiny
+from whole_runs import on, rows_of, tiny, tiny_ppo, tiny_pqn
 
 import sebulba
 from sebulba import NetworkConfig, R2D2Config, ReplayConfig, algorithms
@@ -260,14 +260,19 @@ R2D2 = R2D2Config(
 
 
 @pytest.mark.parametrize(
-    ("config", "table"),
-    [(tiny(), "V-trace only"), (R2D2, "R2D2 only")],
-    ids=["V-trace", "R2D2"],
+    ("config", "parts"),
+    [
+        (tiny(), ("V-trace and PPO only",)),
+        (tiny_ppo(), ("PPO only", "V-trace and PPO only")),
+        (tiny_pqn(), ("R2D2 and PQN only",)),
+        (R2D2, ("R2D2 only", "R2D2 and PQN only")),
+    ],
+    ids=["V-trace", "PPO", "PQN", "R2D2"],
 )
-def test_every_metric_is_documented(config: Config, table: str, tmp_path: Path) -> None:
+def test_every_metric_is_documented(config: Config, parts: tuple[str, ...], tmp_path: Path) -> None:
     config = dataclasses.replace(config, out=tmp_path / "run")
     sebulba.train(config, topology=on(1), progress=False)
     written: set[str] = set().union(*rows_of(tmp_path / "run"))
     tables: Mapping[str, set[str]] = documented()
-    assert set(tables) == {"every run", "V-trace only", "R2D2 only"}
-    assert written == tables["every run"] | tables[table]
+    assert len(tables) == 5
+    assert written == set().union(*(tables[title] for title in ("every run", *parts)))

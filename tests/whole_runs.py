@@ -14,9 +14,12 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sebulba import (
     Algorithm,
+    Config,
     Learner,
     NetworkConfig,
     OptimizerConfig,
+    PPOConfig,
+    PQNConfig,
     R2D2Config,
     ReplayConfig,
     Topology,
@@ -75,6 +78,23 @@ def tiny_r2d2(**changes: Any) -> R2D2Config:
     replay = {name: changes.pop(name) for name in names}
     changes.setdefault("replay", dataclasses.replace(config.replay, **replay))
     return dataclasses.replace(config, **changes)
+
+
+def tiny_ppo(**changes: Any) -> PPOConfig:
+    """Turns of 20 steps, as those of ``tiny``, in two epochs of two minibatches."""
+    config = PPOConfig(**_shared(), num_epochs=2, num_minibatches=2)
+    return dataclasses.replace(config, **changes)
+
+
+def tiny_pqn(**changes: Any) -> PQNConfig:
+    """The same for PQN, whose exploration falls in the first half of a run."""
+    config = PQNConfig(**_shared(), num_minibatches=2, exploration_fraction=0.5)
+    return dataclasses.replace(config, **changes)
+
+
+def _shared() -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(Config)} - {"preset"}
+    return {name: getattr(tiny(), name) for name in names}
 
 
 def on(num_devices: int, num_inference: int | None = None) -> Topology:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -42,7 +43,7 @@ class PolicyValue(NamedTuple):
 
 
 class Behavior(NamedTuple):
-    """What V-trace needs to know about the policy that acted.
+    """What V-trace and PPO need to know about the policy that acted.
 
     Attributes:
       log_prob: log mu(a_t | x_t), ``[B]``.
@@ -101,6 +102,7 @@ class _NetworkAgent:
         self._config = config
         self._spec = spec
         self._network = networks.Network(config, spec, heads)
+        self.has_observed_state = config.core == "none"
 
     def init(self, key: jax.Array) -> Params:
         """Return new random parameters."""
@@ -187,13 +189,20 @@ class DuelingHeads(nn.Module):
 class QAgent(_NetworkAgent):
     """A Q-learning agent, which takes the action with the largest Q value.
 
-    Its Q values are h(Q), rescaled as in R2D2 (see ``sebulba.losses.rescale``).
+    For R2D2 its Q values are h(Q), rescaled (see ``sebulba.losses.rescale``).
     """
 
-    def __init__(self, config: NetworkConfig, spec: EnvSpec, epsilon: float = 0.0) -> None:
-        """``epsilon`` is the share of random actions in evaluation.
+    def __init__(
+        self, config: NetworkConfig, spec: EnvSpec, epsilon: float = 0.0, dueling: bool = True
+    ) -> None:
+        """Makes the network.
 
-        In training it is 0, and the actors explore (see ``sebulba.inference.exploration``).
+        Args:
+          config: of the network.
+          spec: the observations and the action of the environment.
+          epsilon: share of random actions in evaluation. In training it is 0, and the actors
+            explore (see ``sebulba.inference.exploration``).
+          dueling: whether the heads are ``DuelingHeads``, or one linear layer.
 
         Raises:
           ValueError: the action is not a single discrete one.
@@ -201,10 +210,11 @@ class QAgent(_NetworkAgent):
         if not isinstance(spec.action, DiscreteSpec):
             raise ValueError(
                 f"the action is {spec.action}: Q-learning takes the best of the actions of a "
-                "DiscreteSpec. Choose an environment with one discrete action, or V-trace."
+                "DiscreteSpec. Choose an environment with one discrete action, or V-trace or PPO."
             )
         num_actions = spec.action.num_actions
-        super().__init__(config, spec, lambda: DuelingHeads(num_actions, config.core_size))
+        heads = partial(DuelingHeads, num_actions, config.core_size)
+        super().__init__(config, spec, heads if dueling else partial(nn.Dense, num_actions))
         self._epsilon = epsilon
 
     def act(

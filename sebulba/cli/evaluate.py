@@ -25,7 +25,7 @@ class Options:
     """The directory that --out named when training."""
     episodes: int = 100
     greedy: bool = False
-    """Take the best action: no sampling (V-trace), no random ones (R2D2)."""
+    """Take the best action: no sampling (V-trace, PPO), no random ones (R2D2, PQN)."""
     seed: int = 0
     checkpoint: int | None = None
     """Name of the checkpoint: the turns behind it. None: the last."""

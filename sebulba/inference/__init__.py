@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sebulba.inference.actor import Actor, actor_name
 from sebulba.inference.episodes import EpisodeTracker
-from sebulba.inference.exploration import Exploration, epsilon_ladder
+from sebulba.inference.exploration import Exploration, epsilon_ladder, linear_epsilon
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram, Carry, Explore
 
@@ -19,4 +19,5 @@ __all__ = [
     "Versioned",
     "actor_name",
     "epsilon_ladder",
+    "linear_epsilon",
 ]

@@ -37,7 +37,7 @@ class Actor:
         queue: TrajectoryQueue[Unroll],
         schedule: Schedule,
         key: jax.Array,
-        exploration: ArrayTree = (),
+        exploration: Callable[[float], ArrayTree] = lambda progress: (),
         activity: Activity | None = None,
     ) -> None:
         """Store the arguments; all work is done in ``run``, in the actor's own thread.
@@ -50,7 +50,8 @@ class Actor:
           queue: where it puts unrolls.
           schedule: which unroll is its first, and which version of the parameters each acts with.
           key: the key that all its random keys are derived from.
-          exploration: argument of the program's ``explore``, a pytree of arrays.
+          exploration: gives the argument of the program's ``explore``, a pytree of arrays, for the
+            share of the training that was done when the parameters were published.
           activity: where it notes what it is doing.
         """
         self.name = actor_name(lane)
@@ -97,11 +98,10 @@ class Actor:
         self._check.reset(timestep)
         episodes = EpisodeTracker(timestep)
         current = self._params()
-        key, unroll, exploration = jax.device_put(
-            (self._key, np.int32(self._unroll), self._exploration), self._slot.device
-        )
+        key, unroll = jax.device_put((self._key, np.int32(self._unroll)), self._slot.device)
         carry = self._program.start(current.params, key, unroll)
         while True:
+            exploration = jax.device_put(self._exploration(current.progress), self._slot.device)
             for _ in range(self._program.unroll_length):
                 # Asked in each step, so that stopping takes no longer than one step.
                 if self._queue.is_down():

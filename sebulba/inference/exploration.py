@@ -1,7 +1,8 @@
-"""Exploration with a different parameter in each environment of a run."""
+"""Exploration with a parameter for each environment of a run, which may change with time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +15,25 @@ class Exploration(NamedTuple):
 
     Attributes:
       explore: the function that replaces them; it runs on the inference device.
-      epsilons: float32 ``[N]``, its argument for each of the N environments of all hosts.
+      epsilons: its argument, float32 ``[N]``, for the N environments of all hosts, when this share
+        of ``total_steps`` is done.
     """
 
     explore: Explore
-    epsilons: np.ndarray
+    epsilons: Callable[[float], np.ndarray]
 
-    def of_actor(self, number: int, num_envs: int) -> np.ndarray:
-        """Return the part ``[num_envs]`` of actor ``number``, counted over all hosts."""
-        return self.epsilons[number * num_envs : (number + 1) * num_envs]
+    def of_actor(self, number: int, num_envs: int) -> Callable[[float], np.ndarray]:
+        """Return ``epsilons`` for the ``num_envs`` of actor ``number``, counted over all hosts."""
+        part = slice(number * num_envs, (number + 1) * num_envs)
+        return lambda progress: self.epsilons(progress)[part]
+
+
+def linear_epsilon(progress: float, start: float, end: float, until: float) -> float:
+    """Return epsilon when a share ``progress`` of ``total_steps`` is done.
+
+    It goes from ``start`` to ``end`` linearly, where it arrives at the share ``until``.
+    """
+    return end if progress >= until else start + (end - start) * progress / until
 
 
 def epsilon_ladder(num_envs: int, base: float = 0.4, alpha: float = 7.0) -> np.ndarray:

@@ -13,10 +13,17 @@ from sebulba.types import Params
 
 
 class Versioned(NamedTuple):
-    """Parameters, and how many turns the learner had completed when it published them."""
+    """Parameters as the learner published them.
+
+    Attributes:
+      version: how many turns it had completed.
+      params: on the inference device.
+      progress: the share of ``total_steps`` that was done, by which actors explore.
+    """
 
     version: int
     params: Params
+    progress: float
 
 
 class ParamsSlot:
@@ -29,13 +36,13 @@ class ParamsSlot:
         self._versions: deque[Versioned] = deque()
         self._down = False
 
-    def publish(self, version: int, params: Params) -> None:
+    def publish(self, version: int, params: Params, progress: float) -> None:
         """Start to copy ``params``, which must be on one device of this host, to the slot."""
         # Never an alias, which it could be on a device that also learns: the learner donates its
         # parameters to the next update, while actors still use these.
         copy = jax.device_put(params, self.device, may_alias=False)
         with self._changed:
-            self._versions.append(Versioned(version, copy))
+            self._versions.append(Versioned(version, copy, progress))
             # Two versions stay, because actors with a lag of exactly 1 still ask for the older. It
             # goes only when the one after it has arrived, so that `newest` has one that is ready.
             while len(self._versions) > 2 and _is_ready(self._versions[1]):

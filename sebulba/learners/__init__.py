@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from sebulba.learners.base import Learner, Logs
+from sebulba.learners.epochs import EpochLearner
 from sebulba.learners.optimizer import make_optimizer
+from sebulba.learners.ppo import PPOLearner
+from sebulba.learners.pqn import PQNLearner
 from sebulba.learners.r2d2 import R2D2Learner
 from sebulba.learners.sharding import TRAJECTORY_AXES, assemble, concatenate
 from sebulba.learners.trajectory import TrajectoryLearner
@@ -12,9 +15,12 @@ from sebulba.learners.vtrace import VTraceLearner
 
 __all__ = [
     "TRAJECTORY_AXES",
+    "EpochLearner",
     "Learner",
     "Logs",
     "LossOutput",
+    "PPOLearner",
+    "PQNLearner",
     "R2D2Learner",
     "SynchronizedUpdate",
     "TrainState",

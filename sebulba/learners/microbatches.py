@@ -10,21 +10,29 @@ _CACHED_FRAMES = 96
 
 
 def fitting_the_cache(config: Config, topology: Topology) -> int:
-    """The fewest microbatches of at most 96 frames each.
+    """The fewest microbatches of at most 96 frames each, of the trajectories of one turn.
+
+    A microbatch keeps at least one environment of each unroll, even if that is more than 96 frames.
+    """
+    # A learner device gets an equal part of B of each unroll, and a microbatch an equal part of
+    # that: both divisions are along B, so the frames of one environment stay together.
+    envs = config.envs_per_actor // len(topology.learners)
+    unrolls = config.batch_size // config.envs_per_actor
+    return fewest(config, topology, envs, unrolls * (config.unroll_length + 1))
+
+
+def fewest(config: Config, topology: Topology, count: int, frames: int) -> int:
+    """In how many equal parts ``count`` sequences of so many ``frames`` fit the cache.
 
     On CPUs, convolutions are faster if their activations stay in the cache. The result is 1 on
-    accelerators, without images, and with an LSTM, for which this was not measured. A microbatch
-    keeps at least one environment of each unroll, even if that is more than 96 frames.
+    accelerators, without images, and with an LSTM, for which this was not measured.
     """
     network = config.network
     images = network.torso != "mlp" and network.core == "none"
     on_cpu = topology.mesh.devices.flat[0].platform == "cpu"
     if not (images and on_cpu):
         return 1
-    # A learner device gets an equal part of B of each unroll, and a microbatch an equal part of
-    # that: both divisions are along B, so the frames of one environment stay together.
-    envs = config.envs_per_actor // len(topology.learners)
-    unrolls = config.batch_size // config.envs_per_actor
-    frames = unrolls * (config.unroll_length + 1)
-    fitting = (n for n in range(1, envs) if envs % n == 0 and frames * envs // n <= _CACHED_FRAMES)
-    return next(fitting, envs)
+    fitting = (
+        n for n in range(1, count) if count % n == 0 and frames * count // n <= _CACHED_FRAMES
+    )
+    return next(fitting, count)

@@ -11,13 +11,15 @@ from sebulba.config import OptimizerConfig
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """Clipping by global norm, then RMSProp or Adam.
+    """Clipping by global norm, then RMSProp, Adam or RAdam.
 
     Its ``update`` takes the extra argument ``progress``: the share of ``total_steps`` that is done,
     from 0 to 1. A learning rate that decays is 0 at 1.
     """
     if config.name == "adam":
         rule = optax.scale_by_adam(eps=config.epsilon)
+    elif config.name == "radam":
+        rule = optax.scale_by_radam(eps=config.epsilon)
     else:
         # Epsilon is added inside the square root, as TensorFlow's RMSProp does in IMPALA.
         rule = optax.scale_by_rms(decay=config.rms_decay, eps=config.epsilon)

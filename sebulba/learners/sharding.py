@@ -64,6 +64,18 @@ def abstract(shard: ArrayTree, axes: Any, topology: Topology) -> Any:
     return jax.tree.map(whole_all, axes, shard)
 
 
+def described(tree: ArrayTree, axes: Any, topology: Topology) -> Any:
+    """Global arrays of these shapes as ``jax.ShapeDtypeStruct``, divided along ``axes``."""
+
+    def divided_all(axis: int, tree: ArrayTree) -> Any:
+        sharding = NamedSharding(topology.mesh, spec_of(axis))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    return jax.tree.map(divided_all, axes, tree)
+
+
 def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     """Join trajectories along B.
 

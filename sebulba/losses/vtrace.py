@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.losses._shapes import check_shapes
+from sebulba.losses._sums import discounted_sums
 
 
 class VTraceOutput(NamedTuple):
@@ -69,20 +70,8 @@ def vtrace(
     deltas = jnp.minimum(clip_rho, rhos) * (rewards + discounts * values[1:] - values[:-1])
 
     # The recursion (remark 1) is on v_t - V(x_t), which is 0 after the unroll.
-    targets = values[:-1] + _discounted_sums(deltas, discounts * cs)
+    targets = values[:-1] + discounted_sums(deltas, discounts * cs)
     # The advantage uses v_{t+1}, not V(x_{t+1}) as delta_t does; the last one is the bootstrap.
     next_targets = jnp.concatenate([targets[1:], values[-1:]])
     errors = rewards + discounts * next_targets - values[:-1]
     return VTraceOutput(targets, jnp.minimum(clip_pg_rho, rhos) * errors)
-
-
-def _discounted_sums(terms: jax.Array, factors: jax.Array) -> jax.Array:
-    """Return y_t = terms_t + factors_t y_{t+1}, with y_T = 0, ``[T, B]``."""
-
-    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        term, factor = now
-        total = term + factor * later
-        return total, total
-
-    _, sums = jax.lax.scan(step, jnp.zeros_like(terms[0]), (terms, factors), reverse=True)
-    return sums

@@ -68,7 +68,7 @@ def lower(algorithm: Algorithm[Any], config: Config, spec: EnvSpec, topology: To
         carry.timesteps,
     )
     shards, _ = jax.eval_shape(program.finish, carry, timestep)
-    epsilons = _on(here, exploration.epsilons) if exploration else ()
+    epsilons = _on(here, exploration.epsilons(0.0)) if exploration else ()
     # The number of updates is a constant in the schedule: any number costs the same.
     optimizer = make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)

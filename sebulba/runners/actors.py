@@ -46,8 +46,10 @@ def start_actors(
         exploration and exploration.explore,
     )
 
-    def epsilons(number: int) -> ArrayTree:
-        return () if exploration is None else exploration.of_actor(number, config.envs_per_actor)
+    def epsilons(number: int) -> Callable[[float], ArrayTree]:
+        if exploration is None:
+            return lambda progress: ()
+        return exploration.of_actor(number, config.envs_per_actor)
 
     def start(lane: int, slot: ParamsSlot) -> None:
         # Numbered over all hosts, so that no two actors have the same random numbers.
@@ -73,6 +75,6 @@ def start_actors(
     lanes = iter(range(schedule.lanes))
     for slot in slots:
         # Epsilons of any actor will do: only their shape matters.
-        program.warm_up(slot.newest().params, epsilons(0), slot.device)
+        program.warm_up(slot.newest().params, epsilons(0)(0.0), slot.device)
         for lane in itertools.islice(lanes, config.actors_per_device):
             start(lane, slot)

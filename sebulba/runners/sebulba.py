@@ -56,6 +56,8 @@ class SebulbaRun:
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
         self._saved_turn: int | None = self._turn if config.resume else None
         self.updates = int(counts["updates"])
+        # Steps so far when a version of the parameters was published: the last two.
+        self._steps_at = {self._turn - 1: int(counts.get("steps_before", 0))}
         lanes = len(topology.inference) * config.actors_per_device
         # With a lag of 1, the first unrolls act with the parameters of the turn before.
         oldest = self._turn - 1 if self._previous is not None else self._turn
@@ -132,7 +134,8 @@ class SebulbaRun:
         try:
             # Compiling for the actors needs parameters on their devices.
             if self._previous is not None:
-                self._publish_as(self._turn - 1, _local(self._previous))
+                before = self._turn - 1
+                self._publish_as(before, _local(self._previous), self._steps_at[before])
                 self._previous = None
             self._publish()
             self._now.set("starting the actors")
@@ -185,13 +188,15 @@ class SebulbaRun:
         count = count_turn(unrolls, interrupted, self._topology)
         self._pending.append((self._count_turn, count))
         for _ in range(self._learner.add(unrolls)):
-            # Of the steps that have been counted, which are those of all hosts and the same on all.
-            progress = min(1.0, self._meter.steps / self._config.total_steps)
-            self._state, logs = self._learner.update(self._state, progress)
+            self._state, logs = self._learner.update(self._state, self._progress(self._meter.steps))
             self.updates += 1
             self._pending.append((self._meter.add_logs, logs))
             self._collect(under_way=1)
         self._collect(under_way=1)
+
+    def _progress(self, steps: int) -> float:
+        """What share of ``total_steps`` so many counted steps are: the same on all hosts."""
+        return min(1.0, steps / self._config.total_steps)
 
     def _count_turn(self, count: TurnCount) -> None:
         # The sum over all hosts, so all of them stop after the same turn.
@@ -248,11 +253,13 @@ class SebulbaRun:
     def _publish(self) -> None:
         self._now.set("publishing parameters")
         # A slot copies them: the next update donates the originals.
-        self._publish_as(self._turn, self.local_params())
+        self._publish_as(self._turn, self.local_params(), self._meter.steps)
 
-    def _publish_as(self, version: int, params: Params) -> None:
+    def _publish_as(self, version: int, params: Params, steps: int) -> None:
+        self._steps_at[version] = steps
+        self._steps_at.pop(version - 2, None)
         for slot in self._slots:
-            slot.publish(version, params)
+            slot.publish(version, params, self._progress(steps))
 
     def _log(self, display: Progress) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
@@ -283,13 +290,15 @@ class SebulbaRun:
     def _epsilons(self) -> Row:
         if self._parts.exploration is None:
             return {}
-        epsilons = self._parts.exploration.epsilons
+        epsilons = self._parts.exploration.epsilons(self._progress(self._meter.steps))
         return {"epsilon_min": float(epsilons.min()), "epsilon_max": float(epsilons.max())}
 
     def _save(self) -> None:
         self._now.set("writing a checkpoint", waits_for=OTHERS, files=True)
         self._saved_turn = self._turn
-        counts = {"updates": self.updates, **self._meter.count()}
+        # With a lag of 1, a resumed run begins with the version before, and explores as it did.
+        before = {"steps_before": self._steps_at[self._turn - 1]}
+        counts = {"updates": self.updates, **before, **self._meter.count()}
         params = self._learner.params(self._state)
         replay = self._directory.save(
             self._turn, self._state, params, counts, self._params_before()

@@ -34,7 +34,7 @@ class TrainResult:
     Attributes:
       params: the last parameters, on the first learner device.
       metrics: the rows of ``metrics.jsonl`` that this call produced, the last 10,000 of them.
-      agent: acts with ``params``. V-trace's samples actions, R2D2's takes the best one.
+      agent: acts with ``params``. Policies sample actions, Q values give the best one.
       make_env: makes the environments that ``agent`` was trained in.
       config: the config of the run.
       updates: number of updates, including those before a resume.
@@ -204,8 +204,9 @@ def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topolog
         raise ConfigError(
             f"envs_per_actor {config.envs_per_actor} and batch_size {config.batch_size}, in "
             f"{config.num_microbatches or 1} microbatch(es), do not divide over the {learners} "
-            f"learner devices of {topology.layout}: each takes an equal part. Set {changes}, or "
-            "choose --num-inference-devices so that the learners divide them."
+            f"learner devices of {topology.layout}: each takes an equal part, also of every "
+            f"minibatch of PPO and PQN. Set {changes}, or choose --num-inference-devices so that "
+            "the learners divide them."
         )
 
 

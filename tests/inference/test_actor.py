@@ -156,7 +156,8 @@ class Rig:
         )
 
     def publish(self, version: int, params: Any = None) -> None:
-        self.slot.publish(version, params or {"version": jax.device_put(np.float32(version))})
+        params = params or {"version": jax.device_put(np.float32(version))}
+        self.slot.publish(version, params, version / 10)
 
     @contextmanager
     def running(self) -> Iterator[Callable[[], Unroll]]:

@@ -55,7 +55,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 def publish(slot: ParamsSlot, *versions: int) -> None:
     for version in versions:
-        slot.publish(version, {"w": jnp.full(3, version)})
+        slot.publish(version, {"w": jnp.full(3, version)}, version / 10)
 
 
 def test_newest_is_the_newest_that_has_arrived(slot: ParamsSlot, arrived: set[int]) -> None:
@@ -126,7 +126,7 @@ def test_shutdown_wakes_every_waiting_call_and_refuses_later_ones(slot: ParamsSl
 def test_a_copy_survives_the_donation_of_its_source(slot: ParamsSlot, source: int) -> None:
     params = jax.device_put({"w": jnp.arange(1000.0)}, jax.devices()[source])
     before = np.array(params["w"])
-    slot.publish(0, params)
+    slot.publish(0, params, 0.0)
     update = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf - 7, params), donate_argnums=0)
     jax.block_until_ready(update(params))
     assert params["w"].is_deleted()

@@ -26,7 +26,7 @@ def test_the_ladder_is_over_the_environments_of_all_hosts() -> None:
     exploration = algorithms.R2D2.make_exploration(R2D2Config(), total)
     assert exploration is not None
     expected = [0.4 ** (1 + 7 * i / (total - 1)) for i in range(total)]
-    actors = [exploration.of_actor(number, num_envs) for number in range(hosts * lanes)]
+    actors = [exploration.of_actor(number, num_envs)(0.5) for number in range(hosts * lanes)]
     assert {actor.shape for actor in actors} == {(num_envs,)}
     np.testing.assert_allclose(np.concatenate(actors), expected, rtol=1e-6)
     np.testing.assert_allclose(epsilon_ladder(1), [0.4], rtol=1e-6)

@@ -172,6 +172,17 @@ def test_an_update_in_microbatches() -> None:
     assert gradient.all_reduce_bytes > 0 == rest.all_reduce_bytes
 
 
+@pytest.mark.parametrize("preset", ["ppo-cartpole", "pqn-cartpole"])
+def test_epochs_of_minibatches_are_parts_of_one_update(preset: str) -> None:
+    config = tiny(preset, num_epochs=2, num_minibatches=4)
+    programs = lowered(config, Topology.split(1, jax.devices()[:3]))
+    # The targets, the order of each epoch, and a gradient with its step for each minibatch.
+    assert [times for _, times in programs.update] == [1, 2, 8]
+    *_, step = (inspect(program) for program, _ in programs.update)
+    assert step.all_reduce_bytes > 0
+    assert inspect(programs.act).flops > 0
+
+
 def test_a_learner_that_does_not_say_how_to_lower_its_update_is_refused() -> None:
     class Opaque(VTraceLearner):
         lower = Learner.lower

@@ -8,7 +8,17 @@ from typing import Any
 
 import jax
 import pytest
-from whole_runs import HookedEnv, HookedEnvs, Pictures, assert_same, hooked_learner, on, tiny
+from whole_runs import (
+    HookedEnv,
+    HookedEnvs,
+    Pictures,
+    assert_same,
+    hooked_learner,
+    on,
+    tiny,
+    tiny_ppo,
+    tiny_pqn,
+)
 
 import sebulba
 from sebulba import NetworkConfig
@@ -67,15 +77,25 @@ def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(shape: str, la
         assert lags(run, "mean") == lags(run, "max") == asked
 
 
-def test_images_in_microbatches_are_too() -> None:
-    config = tiny(
+@pytest.mark.parametrize("make", [tiny_ppo, tiny_pqn])
+def test_epochs_of_minibatches_are_too(make: Any) -> None:
+    config = make(policy_lag="1", log_every=1)
+    one, other = (sebulba.train(config, topology=on(4, 2), progress=False) for _ in range(2))
+    assert one.updates > 3
+    assert_same(one.params, other.params)
+
+
+@pytest.mark.parametrize("make", [tiny, tiny_ppo])
+def test_images_in_microbatches_are_too(make: Any) -> None:
+    config = make(
         policy_lag="1",
         envs_per_actor=18,
         batch_size=18,
         total_steps=400,
         network=NetworkConfig(torso="small", hidden_sizes=(8,)),
     )
-    assert fitting_the_cache(config, on(1)) == 2
+    if make is tiny:
+        assert fitting_the_cache(config, on(1)) == 2
     one, other = (
         sebulba.train(config, make_env=Pictures, topology=on(1), progress=False) for _ in range(2)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,14 +16,16 @@ import numpy as np
 import pytest
 from clockwork import Clockwork
 from paths import ROOT
-from whole_runs import on, tiny, tiny_r2d2
+from whole_runs import assert_same, on, tiny, tiny_ppo, tiny_pqn, tiny_r2d2
 
 import sebulba
 from sebulba import (
     CheckpointConfig,
     Config,
+    NetworkConfig,
     ReplayCheckpointConfig,
 )
+from sebulba.rundir.reading import checkpoints_in
 
 
 def vtrace(**changes: Any) -> Config:
@@ -34,13 +37,20 @@ def r2d2(**changes: Any) -> Config:
     return tiny_r2d2(checkpoint=saving, log_every=5, **changes)
 
 
+def ppo(**changes: Any) -> Config:
+    """Whose order of steps must go on, and whose normalization too."""
+    network = NetworkConfig(hidden_sizes=(8,), normalize_observations=True)
+    saving = CheckpointConfig(interval=10)
+    return tiny_ppo(checkpoint=saving, log_every=5, network=network, **changes)
+
+
 def train(config: Config, **changes: Any) -> sebulba.TrainResult:
     config = dataclasses.replace(config, **changes)
     return sebulba.train(config, make_env=Clockwork, topology=on(1), progress=False)
 
 
 @pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
-@pytest.mark.parametrize(("make", "steps"), [(vtrace, 320), (r2d2, 960)])
+@pytest.mark.parametrize(("make", "steps"), [(vtrace, 320), (r2d2, 960), (ppo, 320)])
 def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: Path) -> None:
     config = make(policy_lag=lag)
     whole = train(config, total_steps=2 * steps)
@@ -53,6 +63,29 @@ def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: P
     names = ("update", "steps", "loss", "gradient_norm", "episodes")
     rows = [tuple(row.get(name) for name in names) for row in half.metrics + resumed.metrics]
     assert rows == [tuple(row.get(name) for name in names) for row in whole.metrics]
+
+
+@pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
+def test_exploration_goes_on_where_it_was(lag: str, tmp_path: Path) -> None:
+    """It falls in all of the run, which loses what it did after the checkpoint in the middle."""
+    out = tmp_path / "run"
+    config = tiny_pqn(
+        out=out,
+        policy_lag=lag,
+        total_steps=640,
+        exploration_fraction=1.0,
+        log_every=5,
+        checkpoint=CheckpointConfig(interval=20),
+    )
+    whole = train(config)
+    shutil.rmtree(checkpoints_in(out) / "40")
+    resumed = train(config, resume=True)
+    assert whole.updates == resumed.updates == 40
+    assert_same(resumed.params, whole.params)
+    for name in ("update", "loss", "epsilon_max"):
+        rows = [row[name] for row in whole.metrics]
+        assert [row[name] for row in resumed.metrics] == rows[4:]
+    assert rows == sorted(rows, reverse=True) and rows[0] > 0.8 > 0.1 > rows[-1]
 
 
 def on_hosts(out: Path, hosts: int, steps: int) -> dict[str, np.ndarray]:

@@ -136,7 +136,7 @@ def test_actors_have_their_part_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(inference.Actor, "__init__", spy)
     train(tiny(total_steps=100, envs_per_actor=4))
     expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]
-    np.testing.assert_allclose(np.concatenate([given[0], given[1]]), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate([given[0](0.0), given[1](0.9)]), expected, rtol=1e-6)
 
 
 def test_training_explores_by_the_ladder_alone(monkeypatch: pytest.MonkeyPatch) -> None:

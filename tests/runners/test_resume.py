@@ -102,9 +102,9 @@ def test_the_first_parameters_are_the_checkpoints(
     published = []
     publish = inference.ParamsSlot.publish
 
-    def spy(self: Any, version: int, params: Any) -> None:
+    def spy(self: Any, version: int, params: Any, progress: float) -> None:
         published.append((version, jax.tree.map(np.array, params)))
-        publish(self, version, params)
+        publish(self, version, params, progress)
 
     monkeypatch.setattr(inference.ParamsSlot, "publish", spy)
     train(tmp_path, 300, resume=True)

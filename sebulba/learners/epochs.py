@@ -1,0 +1,378 @@
+"""The base of learners that learn several times from the trajectories of a turn, in minibatches."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from sebulba.config import Config
+from sebulba.devices.topology import LEARNER_AXIS, Topology
+from sebulba.learners.base import Learner, Logs
+from sebulba.learners.microbatches import fewest
+from sebulba.learners.sharding import (
+    TRAJECTORY_AXES,
+    abstract,
+    assemble,
+    concatenate,
+    described,
+    spec_of,
+)
+from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
+from sebulba.types import (
+    ActorOutput,
+    Agent,
+    ArrayTree,
+    Params,
+    State,
+    Timestep,
+    Trajectory,
+    Unroll,
+)
+from sebulba.validation import ConfigError, Count, Limit, Positive, Share, require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochConfig(Config):
+    """What algorithms share that learn from lambda returns in several epochs of minibatches."""
+
+    num_epochs: Count = 4
+    """How often the trajectories of a turn are learned from."""
+    num_minibatches: Count = 4
+    """Steps of the optimizer in each epoch. Each takes an equal part of all steps, or with an LSTM
+    of all trajectories, in random order."""
+    discount: Share = 0.99
+    """gamma."""
+    lambda_: Share = 0.95
+    """Decay of the traces, from 0 for one-step targets to 1 for whole returns."""
+    reward_clip: Limit = None
+    """Rewards are clipped to +- this for learning; metrics report the true ones."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this for learning, before clipping."""
+
+    def validate(self) -> None:
+        """Refuse what can never work, as ``Config.validate`` does."""
+        super().validate()
+        whole, what = self.batch_size, "batch_size"
+        if self.network.core == "none":
+            whole, what = whole * self.unroll_length, "batch_size * unroll_length"
+        divides = f"must divide {what} ({whole}): minibatches are of equal size"
+        require(self, "num_minibatches", whole % self.num_minibatches == 0, divides)
+
+
+C = TypeVar("C", bound=EpochConfig)
+
+
+def fit_minibatches(config: C, num_learners: int) -> C:
+    """Rounds ``envs_per_actor`` up, so that each learner's share divides into minibatches.
+
+    ``batch_size`` grows with it: a turn keeps its number of unrolls.
+    """
+    unrolls = config.batch_size // config.envs_per_actor
+    parts = config.num_minibatches * (config.num_microbatches or 1)
+    sequences = unrolls * (config.unroll_length if config.network.core == "none" else 1)
+    multiple = num_learners * (parts // math.gcd(parts, sequences))
+    envs = -(-config.envs_per_actor // multiple) * multiple
+    return dataclasses.replace(config, envs_per_actor=envs, batch_size=unrolls * envs)
+
+
+class EpochState(NamedTuple):
+    """What training changes, and the number of turns, from which the order of steps follows."""
+
+    train: TrainState
+    turns: jax.Array
+
+
+class Samples(NamedTuple):
+    """What is learned from: N sequences of L steps each. Single steps are sequences of one.
+
+    Attributes:
+      timestep: ``[L, N, ...]``, at which the actions were chosen.
+      actor: ``[L, N, ...]``.
+      state: ``[N, ...]``, the recurrent state before each sequence.
+      first: bool ``[L, N]``, whether the timestep after the action starts a new episode.
+      targets: ``[L, N]``, as ``EpochLearner.targets`` returned them.
+    """
+
+    timestep: Timestep
+    actor: ActorOutput
+    state: State
+    first: jax.Array
+    targets: ArrayTree
+
+
+_AXES: Any = Samples(timestep=1, actor=1, state=0, first=1, targets=1)  # type: ignore[arg-type]
+
+
+class Prepared(NamedTuple):
+    """What is computed once in a turn, with the parameters that it starts from.
+
+    Attributes:
+      samples: all that is learned from.
+      logs: scalars.
+      measured: what the agent measured of the observations, each of which counts once.
+      before: a copy of the parameters, if something was measured.
+    """
+
+    samples: Samples
+    logs: Logs
+    measured: ArrayTree
+    before: Params
+
+
+class EpochLearner(Learner):
+    """One update in each turn: several epochs of minibatches. A subclass says targets and loss.
+
+    Each learner device shuffles its own share, so nothing moves between devices but gradients.
+    """
+
+    def __init__(
+        self,
+        config: EpochConfig,
+        agent: Agent,
+        optimizer: optax.GradientTransformation,
+        topology: Topology,
+    ) -> None:
+        """Builds the programs of an update; nothing is computed yet.
+
+        Raises:
+          ConfigError: a learner device's share does not divide into minibatches.
+        """
+        self._config = config
+        self._agent = agent
+        self._optimizer = optimizer
+        self._topology = topology
+        self._single_steps = has_observed_state(agent)
+        size = self._minibatch_size()
+        frames = 1 if self._single_steps else config.unroll_length
+        num_microbatches = config.num_microbatches or fewest(config, topology, size, frames)
+        self.synchronized = SynchronizedUpdate(
+            self._loss, _AXES, optimizer, topology, num_microbatches
+        )
+        self.prepare_turn = jax.jit(self._prepare_turn)
+        self.shuffle = jax.jit(self._shuffle)
+        self._finish = jax.jit(self._finish_turn, donate_argnums=0)
+        self._turn: tuple[Trajectory, ...] = ()
+
+    @abc.abstractmethod
+    def targets(self, trajectory: Trajectory, output: ArrayTree) -> tuple[ArrayTree, Logs]:
+        """What the loss needs besides the trajectory, ``[T, B]`` each, and scalars to log.
+
+        Runs once in a turn, on each learner device with that device's share of B. Sums over all
+        devices are ``lax.psum(x, LEARNER_AXIS)``; logs must be the same on all of them.
+
+        Args:
+          trajectory: ``timestep`` ``[T+1, B, ...]``, ``actor`` ``[T, B, ...]`` and
+            ``initial_state`` ``[B, ...]``.
+          output: of the agent's ``unroll`` for it, ``[T+1, B, ...]``, before the first epoch.
+        """
+
+    @abc.abstractmethod
+    def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
+        """The loss to differentiate and scalars to log, all of them means over L x N.
+
+        Runs on each learner device with that device's share of a minibatch; gradients and logs are
+        averaged afterwards.
+        """
+
+    def is_enough(self, epoch: Sequence[Logs]) -> bool:
+        """Whether to leave out the other epochs of the turn, from the logs of this one's updates.
+
+        They are the same on all hosts, and so must be the answer.
+        """
+        return False
+
+    def init(self, key: jax.Array) -> EpochState:
+        """Fresh parameters and optimizer state on every learner device."""
+
+        def init(key: jax.Array) -> EpochState:
+            params = self._agent.init(key)
+            return EpochState(TrainState(params, self._optimizer.init(params)), jnp.int32(0))
+
+        return jax.jit(init, out_shardings=self._topology.replicated())(key)
+
+    def params(self, state: EpochState) -> Params:
+        """The parameters to act with."""
+        return state.train.params
+
+    def add(self, unrolls: Sequence[Unroll]) -> int:
+        """Keep the turn's trajectories for ``update``: one update is due in every turn."""
+        self._turn = tuple(
+            assemble(unroll.shards, TRAJECTORY_AXES, self._topology) for unroll in unrolls
+        )
+        return 1
+
+    def update(self, state: EpochState, progress: float) -> tuple[EpochState, Logs]:
+        """All epochs on this turn's trajectories; ``state`` is donated."""
+        train, turns = state
+        samples, *once = self.prepare_turn(train.params, self._turn)
+        logs: list[Logs] = []
+        for number in range(self._config.num_epochs):
+            # Loops in Python: on a device that also acts, an actor's step can run between two
+            # programs, but not in the middle of one.
+            minibatches = self.shuffle(samples, turns, np.int32(number))
+            for minibatch in minibatches:
+                train, its_logs, _ = self.synchronized(train, (minibatch,), progress=progress)
+                logs.append(its_logs)
+            if self.is_enough(logs[-len(minibatches) :]):
+                break
+        return self._finish(EpochState(train, turns), *once, logs)
+
+    def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
+        """The programs of one update and how often each of them runs, if no epoch is left out."""
+        epochs, parts = self._config.num_epochs, self._config.num_minibatches
+        whole = abstract(shard, TRAJECTORY_AXES, self._topology)
+        unrolls = self._config.batch_size // self._config.envs_per_actor
+        prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
+        samples = described(prepare.out_info.samples, _AXES, self._topology)
+        shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))
+        minibatch = described(shuffle.out_info[0], _AXES, self._topology)
+        step = self.synchronized.lower(state.train, (minibatch,))
+        return [
+            (prepare, 1),
+            (shuffle, epochs),
+            *((program, epochs * parts * count) for program, count in step),
+        ]
+
+    def _minibatch_size(self) -> int:
+        """Sequences in one learner device's share of a minibatch."""
+        config, learners = self._config, len(self._topology.learners)
+        sequences = config.batch_size // learners
+        sequences *= config.unroll_length if self._single_steps else 1
+        parts = config.num_minibatches * (config.num_microbatches or 1)
+        if sequences % parts:
+            what = "steps" if self._single_steps else "trajectories, whose state is learned through"
+            raise ConfigError(
+                f"num_minibatches is {config.num_minibatches} with {config.num_microbatches or 1} "
+                f"microbatch(es) in each, but each of the {learners} learner device(s) gets "
+                f"{sequences} {what}: they must divide into equal parts. Set --num-minibatches."
+            )
+        return sequences // config.num_minibatches
+
+    def _prepare_turn(self, params: Params, batch: Batch) -> Prepared:
+        """Targets and measurements of the whole batch."""
+        axes = (TRAJECTORY_AXES,) * len(batch)
+
+        def local(params: Params, batch: Batch) -> tuple[Samples, Logs, ArrayTree]:
+            trajectory = concatenate(batch)
+            timestep = trajectory.timestep
+            output, _ = self._agent.unroll(params, timestep, trajectory.initial_state)
+            targets, logs = self.targets(trajectory, output)
+            measured = lax.pmean(measure(self._agent, params, timestep), LEARNER_AXIS)
+            samples = Samples(
+                jax.tree.map(lambda leaf: leaf[:-1], timestep),
+                trajectory.actor,
+                trajectory.initial_state,
+                timestep.first[1:],
+                targets,
+            )
+            if self._single_steps:
+                samples = _in_single_steps(samples, self._agent, params)
+            return samples, logs, measured
+
+        samples, logs, measured = jax.shard_map(
+            local,
+            mesh=self._topology.mesh,
+            in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes)),
+            out_specs=(jax.tree.map(spec_of, _AXES), PartitionSpec(), PartitionSpec()),
+            check_vma=False,
+        )(params, batch)
+        # A copy, because the first minibatch donates the parameters.
+        before = jax.tree.map(jnp.copy, params) if jax.tree.leaves(measured) else ()
+        return Prepared(samples, logs, measured, before)
+
+    def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
+        """The minibatches of one epoch, in which each sequence is once."""
+        count = self._config.num_minibatches
+
+        def local(samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
+            # From counts alone, so a resumed run needs no key from the checkpoint.
+            key = jax.random.key(self._config.seed)
+            for number in (turns, epoch, lax.axis_index(LEARNER_AXIS)):
+                key = jax.random.fold_in(key, number)
+            order = jax.random.permutation(key, samples.first.shape[1])
+            return [_take(samples, part) for part in jnp.split(order, count)]
+
+        specs = jax.tree.map(spec_of, _AXES)
+        return jax.shard_map(
+            local,
+            mesh=self._topology.mesh,
+            in_specs=(specs, PartitionSpec(), PartitionSpec()),
+            out_specs=[specs] * count,
+            check_vma=False,
+        )(samples, turns, epoch)
+
+    def _loss(self, params: Params, _: ArrayTree, parts: Batch) -> tuple[jax.Array, LossOutput]:
+        """``loss``, in the form that ``SynchronizedUpdate`` takes."""
+        (samples,) = parts
+        total, logs = self.loss(params, samples)
+        return total, LossOutput({"loss": total, **logs})
+
+    def _finish_turn(
+        self,
+        state: EpochState,
+        logs_once: Logs,
+        measured: ArrayTree,
+        before: Params,
+        logs: Sequence[Logs],
+    ) -> tuple[EpochState, Logs]:
+        """The state after the turn, and the means of the logs of its minibatches."""
+        train, turns = state
+        if jax.tree.leaves(measured):
+            # Only now: in all epochs, observations are normalized as they were at the start.
+            params = self._agent.absorb(train.params, before, measured)  # type: ignore[attr-defined]
+            train = train._replace(params=params)
+        means = jax.tree.map(lambda *values: jnp.mean(jnp.stack(values)), *logs)
+        return EpochState(train, turns + 1), {**means, **logs_once}
+
+
+def has_observed_state(agent: Agent) -> bool:
+    """Whether single steps can be learned from: the state holds nothing but observations, if any.
+
+    An agent whose state is not empty says so by an attribute ``has_observed_state``.
+    """
+    state = jax.eval_shape(lambda: agent.initial_state(1))
+    return not jax.tree.leaves(state) or getattr(agent, "has_observed_state", False)
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of ``values`` where ``mask``, over all learner devices; in ``targets``."""
+    total, count = lax.psum((jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask)), LEARNER_AXIS)
+    return total / jnp.maximum(count, 1)
+
+
+def _in_single_steps(samples: Samples, agent: Agent, params: Params) -> Samples:
+    """``T * B`` sequences of one step, each with the state before it."""
+
+    # The compiler drops all of the network that the state does not depend on.
+    def step(state: State, timestep: Timestep) -> tuple[State, State]:
+        one = jax.tree.map(lambda leaf: leaf[None], timestep)
+        return agent.unroll(params, one, state)[1], state
+
+    states = samples.state
+    if jax.tree.leaves(states):
+        _, states = lax.scan(step, samples.state, samples.timestep)
+
+    def flat(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(-1, *leaf.shape[2:])
+
+    whole = jax.tree.map(lambda leaf: flat(leaf)[None], samples._replace(state=()))
+    return whole._replace(state=jax.tree.map(flat, states))
+
+
+def _take(samples: Samples, indices: jax.Array) -> Samples:
+    """The sequences with these indices."""
+
+    def take_all(axis: int, tree: ArrayTree) -> Any:
+        return jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis), tree)
+
+    return jax.tree.map(take_all, _AXES, samples)

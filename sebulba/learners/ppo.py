@@ -1,0 +1,146 @@
+"""PPO's learner: proximal policy optimization (Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sebulba import losses
+from sebulba.agents import distributions
+from sebulba.config import OptimizerConfig
+from sebulba.devices.topology import Topology
+from sebulba.learners.base import Logs
+from sebulba.learners.epochs import EpochConfig, EpochLearner, Samples, masked_mean
+from sebulba.runtime.threads import wait_until_ready
+from sebulba.types import Agent, ArrayTree, EnvSpec, Params, Trajectory
+from sebulba.validation import Count, Limit, NotNegative, Positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig(EpochConfig):
+    """PPO: proximal policy optimization (Schulman et al. 2017).
+
+    ``docs/algorithms.md`` goes through the details of Huang et al. (2022), "The 37 Implementation
+    Details of Proximal Policy Optimization". With policy_lag 0 this is the algorithm of the paper.
+    With any other, the ratio is to the policy that acted, and everything else stays the same.
+    """
+
+    unroll_length: Count = 128
+    """T: steps of one trajectory."""
+    clip_ratio: Positive = 0.2
+    """epsilon: the ratio of the probabilities is clipped to 1 - epsilon and 1 + epsilon."""
+    clip_value: Limit = None
+    """How far a value may move in a turn before its loss stops to fall; None: any distance."""
+    normalize_advantages: bool = True
+    """Give the advantages of all devices and hosts, in each turn, mean 0 and variance 1."""
+    target_kl: Limit = None
+    """Leave out the other epochs of a turn once the mean of approx_kl over an epoch is larger."""
+    baseline_cost: NotNegative = 0.5
+    entropy_cost: NotNegative = 0.01
+    optimizer: OptimizerConfig = OptimizerConfig(
+        name="adam", learning_rate=2.5e-4, epsilon=1e-5, max_gradient_norm=0.5
+    )
+
+
+class PPOTargets(NamedTuple):
+    """What the loss takes as constants, ``[T, B]`` each, from before the first epoch."""
+
+    advantages: jax.Array
+    returns: jax.Array
+    values: jax.Array
+
+
+class PPOLearner(EpochLearner):
+    """Several epochs of clipped updates in each turn, on all trajectories of that turn.
+
+    The outputs of the agent's ``unroll`` must have the fields of ``agents.reference.PolicyValue``,
+    and the extras of its ``act`` those of ``agents.reference.Behavior``.
+    """
+
+    _config: PPOConfig
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        agent: Agent,
+        spec: EnvSpec,
+        optimizer: optax.GradientTransformation,
+        topology: Topology,
+    ) -> None:
+        """``spec.action`` says which distribution over actions the agent's policy parametrizes."""
+        super().__init__(config, agent, optimizer, topology)
+        self._distribution = distributions.make(spec.action, config.network.squash)
+
+    def targets(self, trajectory: Trajectory, output: ArrayTree) -> tuple[PPOTargets, Logs]:
+        """Advantages and returns of the values before the first epoch."""
+        config = self._config
+        # Reward, discount and ``first`` of timestep t + 1 are the consequences of action t.
+        following = jax.tree.map(lambda leaf: leaf[1:], trajectory.timestep)
+        valid = ~following.first
+        rewards = losses.clip_rewards(following.reward * config.reward_scale, config.reward_clip)
+        discounts = following.discount * config.discount
+        advantages = losses.generalized_advantages(
+            output.value, rewards, discounts, following.first, config.lambda_
+        )
+        values = output.value[:-1]
+        returns = values + advantages
+        # Of the errors of the values, which are the advantages, in terms of the returns.
+        unexplained = _variance(advantages, valid) / (_variance(returns, valid) + 1e-8)
+        if config.normalize_advantages:
+            mean = masked_mean(advantages, valid)
+            deviation = jnp.sqrt(_variance(advantages, valid))
+            advantages = jnp.where(valid, (advantages - mean) / (deviation + 1e-8), 0)
+        logs = {"explained_variance": 1 - unexplained, "value_mean": masked_mean(values, valid)}
+        return PPOTargets(advantages, returns, values), logs
+
+    def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
+        """The total loss (eq. 9 of the paper) and its terms, as means over L x N."""
+        config, targets, first = self._config, samples.targets, samples.first
+        output, _ = self._agent.unroll(params, samples.timestep, samples.state)
+        behavior = samples.actor.extras
+        # Both probabilities are of the raw sample: the Jacobian of squashing cancels in pi / mu.
+        policy = losses.clipped_policy_loss(
+            self._distribution.log_prob(output.policy, behavior.raw),
+            behavior.log_prob,
+            targets.advantages,
+            first,
+            config.clip_ratio,
+        )
+        policy_loss = losses.mean_loss(policy.loss)
+        baseline_loss = losses.mean_loss(
+            losses.clipped_value_loss(
+                output.value, targets.values, targets.returns, first, config.clip_value
+            )
+        )
+        entropy_loss = losses.mean_loss(
+            losses.entropy_loss(self._distribution.entropy(output.policy), first)
+        )
+        total = (
+            policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
+        )
+        return total, {
+            "policy_loss": policy_loss,
+            "baseline_loss": baseline_loss,
+            "entropy": -entropy_loss,  # The loss is minus the entropy.
+            "approx_kl": losses.mean_loss(policy.approx_kl),
+            "clip_fraction": losses.mean_loss(policy.is_clipped),
+        }
+
+    def is_enough(self, epoch: Sequence[Logs]) -> bool:
+        """Whether the policy has moved by more than ``target_kl`` from the one that acted."""
+        if self._config.target_kl is None:
+            return False
+        divergences = [logs["approx_kl"] for logs in epoch]
+        wait_until_ready(divergences, lambda: None)
+        return bool(np.mean(jax.device_get(divergences)) > self._config.target_kl)
+
+
+def _variance(values: jax.Array, valid: jax.Array) -> jax.Array:
+    """That of the ``valid`` ones of all learner devices."""
+    return masked_mean(jnp.square(values - masked_mean(values, valid)), valid)
