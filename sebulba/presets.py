@@ -398,7 +398,7 @@ PRESETS: dict[str, tuple[Config, str]] = {
     "ppo-cartpole": (_PPO_CARTPOLE, "CartPole-v1 with PPO: solved in about a minute."),
     "ppo-lunarlander": (
         _PPO_LUNARLANDER,
-        "LunarLander-v3 with PPO: returns of 270 in three minutes on two CPU cores.",
+        "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores.",
     ),
     "ppo-memory": (_PPO_MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
     "ppo-atari": (_PPO_ATARI, "Atari with PPO's network and hyper-parameters."),
