@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,7 @@ def prepare() -> None:
     two forks wait for the same thread, one waits for ever.
     """
     Path("_vizdoom").mkdir(exist_ok=True)
-    # A fork here ends those threads, until they are needed again. Not os.fork, which warns of JAX's
-    # threads: the child does nothing but end, for which it needs the interpreter lock (PyDLL).
-    process = ctypes.PyDLL(None).fork()
-    if process == 0:
-        os._exit(0)
-    if process < 0:
-        raise OSError("the process cannot be forked, as EnvPool does for each game of ViZDoom")
-    os.waitpid(process, 0)
+    # A fork here ends those threads, until they are needed again. Its child must run no Python: the
+    # interpreter lock may be wanted by a thread that the child does not have. ``user`` changes
+    # nothing, but with it subprocess forks, and otherwise it would not.
+    subprocess.run(["true"], user=os.getuid(), check=True)

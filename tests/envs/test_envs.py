@@ -275,6 +275,27 @@ def test_vizdoom_starts_beside_linear_algebra(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, timeout=90)
 
 
+BUSY_INTERPRETER = """
+import sys, threading
+from sebulba.envs import vizdoom
+
+def compute():
+    while True:
+        sum(range(100))
+
+sys.setswitchinterval(1e-6)
+for _ in range(3):
+    threading.Thread(target=compute, daemon=True).start()
+for _ in range(50):
+    vizdoom.prepare()
+"""
+
+
+def test_vizdoom_starts_beside_threads_that_want_the_interpreter(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUSY_INTERPRETER]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+
+
 def test_machado_protocol_reaches_envpool() -> None:
     env = envs.make(BREAKOUT, 1, seed=0)
     assert env.spec.action == DiscreteSpec(18)
