@@ -33,6 +33,7 @@ from sebulba.envs.contract import TimestepCheck
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
 LIMIT_SECONDS = 120.0
+ENDED = "ended the process"
 PRESETS = {
     "atari": "vtrace-atari",
     "gfootball": "vtrace-football",
@@ -58,6 +59,8 @@ class Options:
     steps: int = 40
     """Of two environments of each id."""
     processes: int = 2
+    retry: bool = False
+    """Only step again what is not accepted in OUT.json."""
     redraw: bool = False
     """Only write OUT.md again."""
     out: Path = ROOT / "benchmarks" / "results" / "environments"
@@ -66,8 +69,9 @@ class Options:
 def main(options: Options) -> None:
     """Step all of them, and write OUT.json and OUT.md."""
     results = options.out.with_suffix(".json")
+    known = json.loads(results.read_text()) if options.retry or options.redraw else []
     if not options.redraw:
-        rows = step_families(options)
+        rows = step_families(options, {row["id"]: row for row in known if row["error"] is None})
         options.out.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(rows, indent=1) + "\n")
     text = table(json.loads(results.read_text()))
@@ -75,13 +79,13 @@ def main(options: Options) -> None:
     print(text)
 
 
-def step_families(options: Options) -> list[dict[str, Any]]:
-    """What became of each id."""
+def step_families(options: Options, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of each id, where that is not ``known``."""
     ids = SimpleQueue[str]()
     families = of_families(options.families)
-    for env_id in families:
+    for env_id in families.keys() - known.keys():
         ids.put(env_id)
-    found: dict[str, dict[str, Any]] = {}
+    found = dict(known)
     threads = [
         threading.Thread(target=step_all, args=(ids, options.steps, found))
         for _ in range(options.processes)
@@ -90,7 +94,7 @@ def step_families(options: Options) -> list[dict[str, Any]]:
         thread.start()
     for thread in threads:
         thread.join()
-    return [{"id": env_id, "family": families[env_id], **found[env_id]} for env_id in families]
+    return [{**found[env_id], "id": env_id, "family": families[env_id]} for env_id in families]
 
 
 def of_families(wanted: tuple[str, ...]) -> dict[str, str]:
@@ -111,12 +115,12 @@ def step_all(ids: SimpleQueue[str], steps: int, found: dict[str, dict[str, Any]]
             env_id = ids.get_nowait()
         except Empty:
             break
-        server = server or Server(steps)
-        try:
-            found[env_id] = server.ask(env_id)
-        except BrokenPipeError:  # It has ended since the last answer: drawing may do so.
+        answer = server.ask(env_id) if server is not None else None
+        if answer is None or answer["error"] == ENDED:
+            # In a process of its own: drawing another one may have broken the last.
             server = Server(steps)
-            found[env_id] = server.ask(env_id)
+            answer = server.ask(env_id)
+        found[env_id] = answer
         print(
             f"{len(found):5} {env_id:45} {found[env_id].get('error') or 'works'}"[:140], flush=True
         )
@@ -141,11 +145,14 @@ class Server:
     def ask(self, env_id: str) -> dict[str, Any]:
         """What became of it: the last line that the process wrote of it."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(env_id + "\n")
-        self.process.stdin.flush()
+        answer: dict[str, Any] = {"error": ENDED}
+        try:
+            self.process.stdin.write(env_id + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return answer
         timer = threading.Timer(LIMIT_SECONDS, self.process.kill)
         timer.start()
-        answer: dict[str, Any] = {"error": "ended the process"}
         for line in self.process.stdout:
             if line.startswith("{"):
                 answer = json.loads(line)
@@ -158,7 +165,7 @@ class Server:
 def serve(steps: int) -> None:
     """Step the environments whose ids arrive; write what is known before each risk."""
     for line in sys.stdin:
-        answer = {"error": "ended the process", "seeds": None, "renders": False}
+        answer = {"error": ENDED, "seeds": None, "renders": False}
         tell(answer, whole=False)
         answer = {**answer, **stepped(line.strip(), steps)}
         if answer["error"] is None:
