@@ -284,6 +284,7 @@ _PPO_LUNARLANDER = dataclasses.replace(
     batch_size=16,
     unroll_length=128,
     num_minibatches=16,
+    log_every=10,
     # With a horizon of 100 steps V-trace learned to hover, since the 100 for a landing come later.
     discount=0.999,
     lambda_=0.98,
