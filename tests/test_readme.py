@@ -185,7 +185,8 @@ def start_script(script: str, *words: str) -> None:
 
 def options_there_are(capfd: pytest.CaptureFixture[str]) -> set[str]:
     """Of our commands, by their help, and of the benchmarks."""
-    for command in ("train vtrace-catch", "train r2d2-catch", "tune r2d2-catch"):
+    algorithms = ("vtrace-catch", "ppo-cartpole", "pqn-cartpole", "r2d2-catch")
+    for command in (*(f"train {preset}" for preset in algorithms), "tune r2d2-catch"):
         start([*command.split(), "--help"])
     for command in ("plan vtrace-catch", "eval", "pod"):
         start([*command.split(), "--help"])
