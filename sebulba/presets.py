@@ -259,20 +259,20 @@ _PPO_MUJOCO = PPOConfig(
     preset="ppo-mujoco",
     env="HalfCheetah-v4",
     total_steps=1_000_000,
-    # Updates of 2,048 steps, as those of Huang et al. 2022, but of several environments.
+    # Updates of 2,048 steps, as those of Huang et al. 2022, but of several environments, and in
+    # larger minibatches with a larger rate, which take half the time.
     envs_per_actor=8,
     batch_size=8,
     unroll_length=256,
     num_epochs=10,
-    num_minibatches=32,
+    num_minibatches=8,
     policy_lag="1",
-    clip_value=0.2,
     entropy_cost=0.0,
-    reward_scale=0.1,
-    network=NetworkConfig(
-        activation="tanh", separate_value=True, normalize_observations=True, squash="clip"
-    ),
-    optimizer=OptimizerConfig(name="adam", learning_rate=3e-4, epsilon=1e-5, max_gradient_norm=0.5),
+    # As in vtrace-mujoco.
+    reward_scale=_MUJOCO.reward_scale,
+    log_every=10,
+    network=_MUJOCO.network,
+    optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5),
 )
 
 _PPO_LUNARLANDER = dataclasses.replace(
