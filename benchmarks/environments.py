@@ -73,9 +73,9 @@ class Options:
 def main(options: Options) -> None:
     """Step all of them, and write OUT.json and OUT.md."""
     results = options.out.with_suffix(".json")
-    known = json.loads(results.read_text()) if options.retry or options.redraw else []
+    known = json.loads(results.read_text()) if options.retry else []
     if not options.redraw:
-        rows = step_families(options, {row["id"]: row for row in known if is_fine(row)})
+        rows = step_families(options, {row["id"]: row for row in known})
         options.out.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(rows, indent=1) + "\n")
     text = table(json.loads(results.read_text()))
@@ -84,11 +84,13 @@ def main(options: Options) -> None:
 
 
 def step_families(options: Options, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each id, where that is not ``known``."""
+    """What became of each id, and of those that are ``known``."""
     ids = SimpleQueue[str]()
-    families = of_families(options.families)
-    for env_id in families.keys() - known.keys():
-        ids.put(env_id)
+    families = of_families()
+    for env_id, family in families.items():
+        wanted = not options.families or family in options.families
+        if wanted and not (env_id in known and is_fine(known[env_id])):
+            ids.put(env_id)
     found = dict(known)
     threads = [
         threading.Thread(target=step_all, args=(ids, options.steps, found))
@@ -98,7 +100,11 @@ def step_families(options: Options, known: dict[str, dict[str, Any]]) -> list[di
         thread.start()
     for thread in threads:
         thread.join()
-    return [{**found[env_id], "id": env_id, "family": families[env_id]} for env_id in families]
+    return [
+        {**found[env_id], "id": env_id, "family": family}
+        for env_id, family in families.items()
+        if env_id in found
+    ]
 
 
 def is_fine(row: dict[str, Any]) -> bool:
@@ -106,14 +112,11 @@ def is_fine(row: dict[str, Any]) -> bool:
     return row["error"] is None and row["seeds"]
 
 
-def of_families(wanted: tuple[str, ...]) -> dict[str, str]:
-    """The family of each id, for those that are wanted."""
+def of_families() -> dict[str, str]:
+    """The family of each id."""
     from envpool.registration import registry
 
-    families = {
-        env_id: path.removeprefix("envpool.") for env_id, (path, *_) in registry.specs.items()
-    }
-    return {env_id: f for env_id, f in families.items() if not wanted or f in wanted}
+    return {env_id: path.removeprefix("envpool.") for env_id, (path, *_) in registry.specs.items()}
 
 
 def step_all(ids: SimpleQueue[str], steps: int, found: dict[str, dict[str, Any]]) -> None:
