@@ -31,7 +31,6 @@ _ANSWER_SECONDS = 30.0
 """How long a trainer may take to answer a hello."""
 _HUNG_SECONDS = 30.0
 """How long environments may take to end a step that nobody waits for any more."""
-_MEASURE_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0
 """Seconds between two attempts to reach a trainer."""
 
@@ -67,9 +66,13 @@ class EnvHost:
           StallError: there was no trainer for ``patience_seconds``.
           Exception: the environments failed.
         """
-        asyncio.run(_together(self._serve() for _ in range(lanes)))
+        asyncio.run(self.serve(lanes))
 
-    def measure(self, lanes: int) -> str:
+    async def serve(self, lanes: int) -> None:
+        """What ``run`` runs in an event loop."""
+        await _together(self._serve() for _ in range(lanes))
+
+    def measure(self, lanes: int, seconds: float = 5.0) -> str:
         """What the network and the trainer carry, in words: timesteps of zeros and their answers.
 
         Raises:
@@ -77,12 +80,11 @@ class EnvHost:
           Lost: the trainer cannot be reached.
           Refused: it takes no more connections.
         """
-        seconds: list[float] = []
-        start = time.perf_counter()
-        asyncio.run(_together(self._measure(seconds) for _ in range(lanes)))
-        rate = len(seconds) / (time.perf_counter() - start)
+        taken: list[float] = []
+        asyncio.run(_together(self._measure(taken, seconds) for _ in range(lanes)))
+        rate = len(taken) / seconds
         codec, num_envs = Codec(self.spec), self.spec.num_envs
-        median, slowest = np.percentile(seconds, [50, 99]) * 1e3
+        median, slowest = np.percentile(taken, [50, 99]) * 1e3
         return (
             f"{lanes} lanes of {num_envs} environments: {rate:,.0f} round trips/s, "
             f"{rate * num_envs:,.0f} environment steps/s, "
@@ -90,14 +92,14 @@ class EnvHost:
             f"(median), {slowest:.2f} ms (99th percentile)"
         )
 
-    async def _measure(self, taken: list[float]) -> None:
+    async def _measure(self, taken: list[float], seconds: float) -> None:
         codec = Codec(self.spec)
         timestep = codec.no_timestep()
         async with self._welcomed(measure=True) as (link, _):
             start = time.perf_counter()
             for number in itertools.count():
                 sent = time.perf_counter()
-                if sent - start > _MEASURE_SECONDS:
+                if sent - start > seconds:
                     return
                 link.post(codec.encode_timestep(number, timestep, 0.0))
                 codec.decode_action(await link.receive(_ANSWER_SECONDS), number)

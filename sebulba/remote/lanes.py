@@ -127,9 +127,10 @@ class Lane:
         seeds = np.random.SeedSequence([self.seed, life.number])
         return life, int(seeds.generate_state(1)[0] >> 1)
 
-    def end(self, life: Life, why: str) -> None:
-        """Tell the actor that ``life`` is over; the lane is free for the next one."""
-        self.life = None
+    def end(self, why: str) -> None:
+        """Tell the actor that this life is over; the lane is free for the next one."""
+        life, self.life = self.life, None
+        assert life is not None
         life.deliver(EnvsLost(f"the env-host of lane {self.number} at {life.peer} is lost: {why}"))
 
     def next_life(self) -> Life:

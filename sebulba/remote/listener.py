@@ -155,12 +155,19 @@ class Listener:
                     lane.life.send(wire.pack(Kind.END))
 
     async def _serve(self, connection: Connection, peer: str) -> None:
+        visit, why = _Visit(peer), "the trainer has ended it"
         try:
             with self._one_more_of(peer):
                 async with linked(connection) as link:
-                    await self._answer(link, peer)
+                    await self._answer(link, visit)
         except (Lost, WireError) as error:
-            self._complaints.add(peer, str(error))
+            why = str(error)
+            if visit.lane is None:
+                self._complaints.add(peer, why)
+        finally:
+            if visit.lane is not None:
+                visit.lane.end(why)
+                self._tell(f"lane {visit.lane.number} is lost: {peer}: {why}")
 
     @contextlib.contextmanager
     def _one_more_of(self, peer: str) -> Iterator[None]:
@@ -176,38 +183,28 @@ class Listener:
             if not self._streams[host]:
                 del self._streams[host]
 
-    async def _answer(self, link: Link, peer: str) -> None:
+    async def _answer(self, link: Link, visit: _Visit) -> None:
         hello = await link.receive(HANDSHAKE_SECONDS)
         if wire.kind_of(hello) is not Kind.HELLO:
             raise WireError("it does not say hello")
         words = wire.unpack(hello)
-        is_measuring = words.pop("measure", False)
-        lane = None if is_measuring else self._free_lane()
+        is_measuring = words.pop("measure", False) is True
         if why := difference(self._facts, words):
-            self._complaints.add(peer, why)
             await _refuse(link, why, is_final=True)
-        elif is_measuring:
+            raise WireError(why)
+        if is_measuring:
             await self._be_measured(link)
-        elif lane is None:
+        elif (lane := self._free_lane()) is None:
             await _refuse(link, "the trainer has no free lane", is_final=False)
         else:
-            await self._serve_lane(link, peer, lane)
+            life, seed = lane.begin(visit.peer)
+            visit.lane = lane
+            self._tell(f"lane {lane.number} is connected: {visit.peer}")
+            link.post(wire.pack(Kind.WELCOME, {"lane": lane.number, "seed": seed}))
+            await self._alternate(link, life)
 
     def _free_lane(self) -> Lane | None:
         return next((lane for lane in self._lanes.values() if lane.is_free()), None)
-
-    async def _serve_lane(self, link: Link, peer: str, lane: Lane) -> None:
-        life, seed = lane.begin(peer)
-        self._tell(f"lane {lane.number} is connected: {peer}")
-        why = "the connection was cancelled"
-        try:
-            link.post(wire.pack(Kind.WELCOME, {"lane": lane.number, "seed": seed}))
-            await self._alternate(link, life)
-        except (Lost, WireError) as error:
-            why = str(error)
-        finally:
-            lane.end(life, why)
-            self._tell(f"lane {lane.number} is lost: {peer}: {why}")
 
     async def _alternate(self, link: Link, life: Life) -> None:
         """A timestep, an action, a timestep, until the trainer says that this is the end."""
@@ -218,7 +215,7 @@ class Listener:
             link.post(message)
             if wire.kind_of(message) is Kind.END:
                 await link.flush()
-                raise Lost("the run is over")
+                return
 
     async def _be_measured(self, link: Link) -> None:
         """Answer timesteps with actions that nobody chose."""
@@ -234,6 +231,14 @@ class Listener:
     def _tell(self, text: str) -> None:
         if not self._closing.done():
             self._news.append(f"{text} ({self.connected()} of {len(self._lanes)})")
+
+
+@dataclasses.dataclass
+class _Visit:
+    """A connection, and the lane that it has got."""
+
+    peer: str
+    lane: Lane | None = None
 
 
 async def _refuse(link: Link, why: str, is_final: bool) -> None:
