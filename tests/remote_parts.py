@@ -122,6 +122,9 @@ class HostThread:
                 runner.run(self._host.serve(self._lanes))
             except BaseException as error:
                 self.error = error
+            # Events of gRPC for a loop that is closed would be lost with those for other loops.
+            with contextlib.suppress(asyncio.CancelledError):
+                runner.run(asyncio.sleep(0.2))
 
     def join(self, seconds: float = 20.0) -> None:
         """Wait for it to end by itself."""

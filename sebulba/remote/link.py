@@ -31,10 +31,6 @@ class Link:
         """Have a message sent."""
         self._outbox.put_nowait(message)
 
-    async def flush(self) -> None:
-        """Wait until all that was posted is sent."""
-        await self._outbox.join()
-
     async def receive(self, seconds: float | None = None) -> bytes:
         """Wait for the next message that is no heartbeat.
 
@@ -75,7 +71,6 @@ class Link:
                 await self._connection.send(pack(Kind.HEARTBEAT))
                 continue
             await self._connection.send(message)
-            self._outbox.task_done()
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ _COMPLAINT_SECONDS = 10.0
 """Strangers are told of once in so long."""
 _MEASURE_SECONDS = 60.0
 _SPARE_STREAMS = 8
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 3.0
 
 
 class Listener:
@@ -68,9 +68,9 @@ class Listener:
         self._measured = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._opened: concurrent.futures.Future[int] = concurrent.futures.Future()
-        # Made here, as other threads use them, and run in the listener's.
-        self._loop = asyncio.new_event_loop()
-        self._closing: asyncio.Future[bool] = self._loop.create_future()
+        # Made by ``open``, and run in the listener's thread.
+        self._loop: asyncio.AbstractEventLoop
+        self._closing: asyncio.Future[bool]
 
     def open(self) -> int:
         """Listen from now on; returns the port.
@@ -78,6 +78,8 @@ class Listener:
         Raises:
           ConfigError: nothing can listen at the address.
         """
+        self._loop = asyncio.new_event_loop()
+        self._closing = self._loop.create_future()
         self._thread.start()
         port = self._opened.result()
         self._news.append(f"listening at {self._address} for {len(self._lanes)} remote lanes")
@@ -118,7 +120,7 @@ class Listener:
             lane.shutdown()
 
     def close(self, is_complete: bool) -> None:
-        """End, and let go of all env-hosts. May be called more than once.
+        """End, and let go of all env-hosts. Once it has, it may be called again.
 
         Args:
           is_complete: whether the run is over, which ends them too. Otherwise they wait for the
@@ -126,9 +128,8 @@ class Listener:
         """
         self.shutdown()
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # Its loop has just ended.
-                self._loop.call_soon_threadsafe(self._closing.set_result, is_complete)
-            self._thread.join(_CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(self._closing.set_result, is_complete)
+            self._thread.join(2 * _CLOSE_SECONDS)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -147,12 +148,13 @@ class Listener:
             self._complaints.add,
             self._codec.max_bytes,
             max_streams=len(self._lanes) + _SPARE_STREAMS,
+            grace=_CLOSE_SECONDS,
         ) as port:
             self._opened.set_result(port)
             is_complete = await self._closing
             for lane in self._lanes.values():
-                if is_complete and lane.life is not None:
-                    lane.life.send(wire.pack(Kind.END))
+                if lane.life is not None:
+                    lane.life.send(wire.pack(Kind.END) if is_complete else Lost("the run ends"))
 
     async def _serve(self, connection: Connection, peer: str) -> None:
         visit, why = _Visit(peer), "the trainer has ended it"
@@ -161,7 +163,7 @@ class Listener:
                 async with linked(connection) as link:
                     await self._answer(link, visit)
         except (Lost, WireError) as error:
-            why = str(error)
+            why = visit.refused or str(error)
             if visit.lane is None:
                 self._complaints.add(peer, why)
         finally:
@@ -190,12 +192,13 @@ class Listener:
         words = wire.unpack(hello)
         is_measuring = words.pop("measure", False) is True
         if why := difference(self._facts, words):
+            visit.refused = why
             await _refuse(link, why, is_final=True)
-            raise WireError(why)
-        if is_measuring:
+        elif is_measuring:
             await self._be_measured(link)
         elif (lane := self._free_lane()) is None:
-            await _refuse(link, "the trainer has no free lane", is_final=False)
+            visit.refused = "the trainer has no free lane"
+            await _refuse(link, visit.refused, is_final=False)
         else:
             life, seed = lane.begin(visit.peer)
             visit.lane = lane
@@ -212,10 +215,9 @@ class Listener:
             life.deliver(await link.receive(self._step_seconds))
             # However long it takes: an env-host waits for a trainer that is slow.
             message = await life.action()
-            link.post(message)
             if wire.kind_of(message) is Kind.END:
-                await link.flush()
-                return
+                await _say_last(link, message)
+            link.post(message)
 
     async def _be_measured(self, link: Link) -> None:
         """Answer timesteps with actions that nobody chose."""
@@ -235,15 +237,28 @@ class Listener:
 
 @dataclasses.dataclass
 class _Visit:
-    """A connection, and the lane that it has got."""
+    """A connection, the lane that it has got, and why it has got none."""
 
     peer: str
     lane: Lane | None = None
+    refused: str = ""
 
 
 async def _refuse(link: Link, why: str, is_final: bool) -> None:
-    link.post(wire.pack(Kind.REFUSAL, {"why": why, "final": is_final}))
-    await link.flush()
+    await _say_last(link, wire.pack(Kind.REFUSAL, {"why": why, "final": is_final}))
+
+
+async def _say_last(link: Link, message: bytes) -> None:
+    """Send a message after which the other side closes the connection.
+
+    If this side did, the other might see the end before it has looked at the message.
+
+    Raises:
+      Lost: it has done so, or not within seconds.
+    """
+    link.post(message)
+    await link.receive(_CLOSE_SECONDS)
+    raise Lost("it has answered the last word")
 
 
 class _Complaints:

@@ -22,8 +22,6 @@ _SERVICE, _METHOD = "sebulba.Lanes", "Lane"
 _TOKEN = "sebulba-token"
 _HANDSHAKE_MS = 10_000
 """How long a connection may take to become one of TLS and HTTP/2."""
-
-
 _WRONG_TOKEN = "the token is not the trainer's: give both the same --token-file."
 
 
@@ -101,6 +99,7 @@ async def listening(
     complain: Complain,
     max_bytes: int,
     max_streams: int,
+    grace: float,
 ) -> AsyncIterator[int]:
     """Serve connections inside the context; gives the port.
 
@@ -111,6 +110,7 @@ async def listening(
       complain: is told of those that do not.
       max_bytes: of a message; longer ones end their connection.
       max_streams: of one connection of TCP.
+      grace: seconds that connections have to end when the context does.
 
     Raises:
       ConfigError: nothing can listen there.
@@ -152,7 +152,9 @@ async def listening(
     try:
         yield port
     finally:
-        await server.stop(grace=0.5)
+        await server.stop(grace)
+        # Events that come when the loop is closed would be lost with those for other loops.
+        await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager

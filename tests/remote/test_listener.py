@@ -100,7 +100,7 @@ def test_what_a_lane_did_is_counted() -> None:
     assert row["remote_lane_0_steps_per_second"] == pytest.approx(40 / elapsed, rel=0.2)
     parts = ("environment", "trainer", "round_trip")
     seconds = [row[f"remote_lane_0_{part}_seconds"] for part in parts]
-    assert seconds[0] >= 0.02 and seconds[1] >= 0.01 and seconds[2] > 0
+    assert seconds[0] >= 0.02 and seconds[1] >= 0.009 and seconds[2] > 0
     assert sum(seconds) * 10 <= elapsed
 
 
