@@ -169,7 +169,7 @@ def link_once(files: Files, encrypted: bool, num_envs: int, lanes: int) -> dict[
     listener.close(is_complete=False)
     rate, steps, nbytes, median, slowest = (
         float(number.replace(",", ""))
-        for number in re.findall(r"([\d,.]+) (?:round|env|MB|ms)", output)
+        for number in re.findall(r"([\d,.]+) (?:round trips/s|environment steps/s|MB/s|ms)", output)
     )
     return {
         "encrypted": encrypted,
