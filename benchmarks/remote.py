@@ -32,6 +32,7 @@ import grpc
 import numpy as np
 import tyro
 
+from sebulba.envs import Catch
 from sebulba.remote import security, wire
 from sebulba.remote.handshake import facts
 from sebulba.remote.listener import Listener
@@ -58,8 +59,8 @@ class Options:
     """Where to write, without .json."""
 
 
-class Sleeper:
-    """Environments of 84 x 84 pixels, each step of which takes 50 ms and no CPU."""
+class Still:
+    """Environments of 84 x 84 pixels that do nothing."""
 
     def __init__(self, num_envs: int, seed: int) -> None:
         self.spec = EnvSpec(PIXELS, DiscreteSpec(6), num_envs)
@@ -71,14 +72,20 @@ class Sleeper:
         return self.step(None)
 
     def step(self, action: Any) -> Timestep:
-        if self._steps >= 0:
-            time.sleep(SLEEP_SECONDS)
         self._steps += 1
         first = np.full(len(self._ones), self._steps % 1000 == 0)
         return Timestep(self._pixels, 0 * self._ones, self._ones, first)
 
     def close(self) -> None:
         pass
+
+
+class SleepingCatch(Catch):
+    """Catch, each step of which takes 50 ms."""
+
+    def step(self, action: Any) -> Timestep:
+        time.sleep(SLEEP_SECONDS)
+        return super().step(action)
 
 
 def environment() -> dict[str, str]:
@@ -153,14 +160,14 @@ def link_once(files: Files, encrypted: bool, num_envs: int, lanes: int) -> dict[
     listener = Listener(
         "127.0.0.1:0",
         files.security() if encrypted else Security(),
-        facts("remote:Sleeper", {}, "machado", spec),
+        facts("remote:Still", {}, "machado", spec),
         spec,
         range(lanes),
         step_seconds=60,
         ends_run=False,
     )
     address = f"localhost:{listener.open()}"
-    words = ["--connect", address, "--env", "remote:Sleeper", "--envs", str(num_envs)]
+    words = ["--connect", address, "--env", "remote:Still", "--envs", str(num_envs)]
     words += ["--lanes", str(lanes), "--measure", *(files.of_host() if encrypted else [])]
     start = time.process_time()
     with running("env-host", *words) as process:
@@ -327,12 +334,12 @@ def sleepers(options: Options, files: Files) -> dict[str, Any]:
     """64 lanes of 16 environments, in 8 processes, and a network that costs next to nothing."""
     address = free_address()
     out = Path(tempfile.mkdtemp()) / "run"
-    words = ["train", "vtrace-catch", "--env", "remote:Sleeper", "--network.torso", "mlp"]
+    words = ["train", "vtrace-catch", "--env", "remote:SleepingCatch"]
     words += ["--network.hidden-sizes", "8", "--remote-lanes", "64", "--actors-per-device", "0"]
     words += ["--envs-per-actor", "16", "--batch-size", "64", "--listen", address]
     words += ["--min-lanes", "64", "--total-steps", str(options.total_steps * 10)]
     words += ["--out", str(out), "--log-every", "5"]
-    host = ["--connect", address, "--env", "remote:Sleeper", "--envs", "16", "--lanes", "8"]
+    host = ["--connect", address, "--env", "remote:SleepingCatch", "--envs", "16", "--lanes", "8"]
     with running(*words) as train, contextlib.ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(running("env-host", *host))

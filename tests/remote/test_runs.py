@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import threading
 import time
@@ -217,6 +218,13 @@ def test_learning_starts_with_as_many_lanes_as_are_asked_for(
             host.stop()
     first = rows_of(tmp_path / "run")[0]
     assert first["remote_lanes"] == 2
+    written = {name for name in first if name.startswith("remote")}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    of_lanes = re.findall(r"`remote_lane_0(_\w+)`", page)
+    assert of_lanes
+    # The local actor is number 0.
+    names = {f"remote_lane_{lane}{name}" for lane in (1, 2) for name in of_lanes}
+    assert written == {"remote_lanes", *names}
     output = capsys.readouterr().out
     assert "lane 2 is connected" in output and "(2 of 2)" in output
     assert "remote lanes 2" in output
