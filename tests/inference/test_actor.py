@@ -231,7 +231,7 @@ def test_consecutive_unrolls_share_one_timestep_and_go_on_from_one_state() -> No
 
 
 class Losing(Scripted):
-    """Environments that are lost in some steps of all lives; ``episode`` goes on from 100 x life."""
+    """Environments that are lost in some of their steps; episodes are numbered from 100 x life."""
 
     LOST = (7, 8, 20)
 
