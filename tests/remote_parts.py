@@ -62,10 +62,11 @@ def trainer(
     security: Security = OPEN,
     step_seconds: float = 5.0,
     ends_run: bool = False,
+    port: int = 0,
 ) -> Iterator[tuple[Listener, str]]:
     """A listener of ``lanes`` lanes, and its address."""
     listener = Listener(
-        "127.0.0.1:0",
+        f"127.0.0.1:{port}",
         security,
         facts(env, {}, "machado", spec),
         spec,

@@ -77,11 +77,13 @@ class EnvHost:
 
         Raises:
           ConfigError: as ``run``.
-          Lost: the trainer cannot be reached.
-          Refused: it takes no more connections.
+          StallError: there is no trainer.
         """
         taken: list[float] = []
-        asyncio.run(_together(self._measure(taken, seconds) for _ in range(lanes)))
+        try:
+            asyncio.run(_together(self._measure(taken, seconds) for _ in range(lanes)))
+        except (Lost, Refused) as error:
+            raise self._given_up(error) from error
         rate = len(taken) / seconds
         codec, num_envs = Codec(self.spec), self.spec.num_envs
         median, slowest = np.percentile(taken, [50, 99]) * 1e3
@@ -107,22 +109,23 @@ class EnvHost:
 
     async def _serve(self) -> None:
         """One lane, in as many lives as it takes."""
-        reached, pause = time.monotonic(), _FIRST_PAUSE
+        alone, pause = time.monotonic(), _FIRST_PAUSE
         while True:
+            is_welcome = False
             try:
                 async with self._welcomed() as (link, words):
-                    reached, pause = time.monotonic(), _FIRST_PAUSE
+                    is_welcome = True
                     self.say(f"lane {words['lane']} of {self.address}")
                     await self._play(link, int(words["seed"]))
                 return
             except (Lost, Refused) as error:
-                why = str(error)
-                if isinstance(error, Refused) and error.is_final:
-                    raise ConfigError(why) from error
-            if 0 < self.patience_seconds < time.monotonic() - reached:
-                raise StallError(f"no trainer at {self.address}: {why}")
+                failure: Exception = error
+            if is_welcome:
+                alone, pause = time.monotonic(), _FIRST_PAUSE
+            if 0 < self.patience_seconds < time.monotonic() - alone:
+                raise self._given_up(failure) from failure
             if pause == _FIRST_PAUSE:
-                self.say(f"waiting for {self.address}: {why}")
+                self.say(f"waiting for {self.address}: {failure}")
             # Of different lengths, so that a thousand hosts do not come back all at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -131,21 +134,29 @@ class EnvHost:
     async def _welcomed(self, **more: Any) -> AsyncIterator[tuple[Link, dict[str, Any]]]:
         """A connection that the trainer takes, and what it says."""
         max_bytes = Codec(self.spec).max_bytes
-        async with (
-            connected(self.address, self.security, max_bytes) as connection,
-            linked(connection) as link,
-        ):
-            link.post(wire.pack(Kind.HELLO, {**self.facts, **more}))
-            try:
+        try:
+            async with (
+                connected(self.address, self.security, max_bytes) as connection,
+                linked(connection) as link,
+            ):
+                link.post(wire.pack(Kind.HELLO, {**self.facts, **more}))
                 answer = await link.receive(_ANSWER_SECONDS)
                 words = wire.unpack(answer)
-            except WireError as error:
-                raise ConfigError(
-                    f"what answers at {self.address} is no trainer: {error}"
-                ) from error
-            if wire.kind_of(answer) is Kind.REFUSAL:
-                raise Refused(str(words.get("why")), bool(words.get("final")))
-            yield link, words
+                if wire.kind_of(answer) is Kind.REFUSAL:
+                    raise Refused(str(words.get("why")), bool(words.get("final")))
+                yield link, words
+        except WireError as error:
+            raise ConfigError(
+                f"what answers at {self.address} is no trainer of this version: {error}. Set "
+                "--connect to the address of its --listen, and install the same version on both."
+            ) from error
+        except Refused as error:
+            if error.is_final:
+                raise ConfigError(str(error)) from error
+            raise
+
+    def _given_up(self, why: Exception) -> StallError:
+        return StallError(f"no trainer at {self.address}: {why}")
 
     async def _play(self, link: Link, seed: int) -> None:
         """Fresh environments, until the trainer ends the run or is lost."""

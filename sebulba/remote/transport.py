@@ -163,7 +163,8 @@ async def connected(address: str, security: Security, max_bytes: int) -> AsyncIt
 
     It is made by the first message; what is wrong with it is raised there.
     """
-    options = _sizes(max_bytes)
+    # A connection of TCP for each lane, which waits for no other, nor after another's failure.
+    options = [*_sizes(max_bytes), ("grpc.use_local_subchannel_pool", 1)]
     if credentials := security.of_client():
         channel = grpc.aio.secure_channel(address, credentials, options)
     else:

@@ -77,9 +77,10 @@ def test_wrong_input_is_refused(
     assert_refused([*HOST, *words], says, capfd)
 
 
-def test_no_trainer_is_a_failure_that_may_not_happen_again() -> None:
+@pytest.mark.parametrize("words", [["--patience-seconds", "0.5"], ["--measure"]])
+def test_no_trainer_is_a_failure_that_may_not_happen_again(words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sebulba", *HOST, "--patience-seconds", "0.5"],
+        [sys.executable, "-m", "sebulba", *HOST, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

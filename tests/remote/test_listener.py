@@ -236,6 +236,8 @@ def test_a_run_that_is_complete_ends_its_env_hosts() -> None:
         lanes = [env_of(listener, lane) for lane in range(2)]
         for env in lanes:
             env.reset()
+        lives = [lane.life for lane in listener._lanes.values()]
+        assert len({life.peer for life in lives if life}) == 2, "each has a connection of its own"
         for env in lanes:
             env.close()
         listener.close(is_complete=True)
@@ -250,6 +252,16 @@ def test_an_env_host_without_a_trainer_gives_up() -> None:
         host.join()
         assert isinstance(host.error, StallError)
         assert str(host.error).startswith(f"no trainer at {address}: ")
+
+
+def test_patience_begins_with_the_loss_of_a_trainer() -> None:
+    with trainer() as (listener, address), env_host(address, patience_seconds=3.0) as host:
+        env_of(listener).reset()
+        time.sleep(3.5)
+        listener.close(is_complete=False)
+        with trainer(port=int(address.rpartition(":")[2])) as (again, _):
+            assert env_of(again).reset().first.all()
+        assert host.error is None
 
 
 def test_an_actor_that_waits_for_an_env_host_ends_with_the_run() -> None:
