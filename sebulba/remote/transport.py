@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
@@ -17,6 +18,9 @@ import grpc.aio
 from sebulba.remote.handshake import Refused
 from sebulba.remote.security import Security
 from sebulba.validation import ConfigError
+
+# It warns of every stream that ends with the server.
+logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
 
 _SERVICE, _METHOD = "sebulba.Lanes", "Lane"
 _TOKEN = "sebulba-token"
