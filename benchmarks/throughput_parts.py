@@ -24,9 +24,10 @@ from sebulba.algorithms import Algorithm
 from sebulba.config import Config
 from sebulba.devices import placement
 from sebulba.devices.topology import Topology
+from sebulba.envs.base import cpu_cores
 from sebulba.inference import ActorProgram
 from sebulba.learners import make_optimizer
-from sebulba.runners.environments import cpu_cores, default_make_env, env_threads
+from sebulba.runners.environments import default_make_env, env_threads
 from sebulba.runtime.schedule import Schedule
 from sebulba.types import (
     Agent,

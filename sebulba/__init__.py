@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sebulba.learners.trajectory import TrajectoryLearner
     from sebulba.learners.vtrace import VTraceConfig
     from sebulba.metrics.writer import read as read_metrics
+    from sebulba.remote.settings import Listen
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.training import Interrupted, TrainResult, train
     from sebulba.runtime.watchdog import HostError, StallError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         BoxSpec,
         DiscreteSpec,
         Env,
+        EnvsLost,
         EnvSpec,
         MultiDiscreteSpec,
         Timestep,
@@ -60,10 +62,12 @@ __all__ = [
     "DiscreteSpec",
     "Env",
     "EnvSpec",
+    "EnvsLost",
     "Evaluation",
     "HostError",
     "Interrupted",
     "Learner",
+    "Listen",
     "MultiDiscreteSpec",
     "NetworkConfig",
     "OptimizerConfig",
@@ -113,10 +117,12 @@ _MODULES = {
     "DiscreteSpec": "sebulba.types",
     "Env": "sebulba.types",
     "EnvSpec": "sebulba.types",
+    "EnvsLost": "sebulba.types",
     "Evaluation": "sebulba.runners.evaluation",
     "HostError": "sebulba.runtime.watchdog",
     "Interrupted": "sebulba.runners.training",
     "Learner": "sebulba.learners.base",
+    "Listen": "sebulba.remote.settings",
     "MultiDiscreteSpec": "sebulba.types",
     "NetworkConfig": "sebulba.config",
     "OptimizerConfig": "sebulba.config",

@@ -132,8 +132,11 @@ class Config(Fields):
     num_inference_devices: OptionalCount = None
     """Devices of each host that only act. None: a quarter of them, or the next larger number with
     which the learner devices divide envs_per_actor. The only device of a host does both."""
-    actors_per_device: Count = 2
-    """Actor threads for each inference device. Each has its own environments."""
+    actors_per_device: NotNegativeInt = 2
+    """Actor threads for each inference device. Each has its own environments on this host. 0 only
+    with remote lanes."""
+    remote_lanes: NotNegativeInt = 0
+    """More actors of each host, whose environments are on other machines: see --listen."""
     envs_per_actor: Count = 32
     """B: environments that one actor steps together."""
     env_threads: NotNegativeInt = 0
@@ -166,6 +169,10 @@ class Config(Fields):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
+    def num_actors(self, num_inference_devices: int) -> int:
+        """Actors of a host, those of remote lanes included."""
+        return num_inference_devices * self.actors_per_device + self.remote_lanes
+
     def validate(self) -> None:
         """Check all that can be checked without the devices and the environment.
 
@@ -182,6 +189,12 @@ class Config(Fields):
             "network.pixels",
             self.network.pixels == "scaled" or self.network.torso != "mlp",
             "must be scaled for the torso mlp, which has no convolutions",
+        )
+        require(
+            self,
+            "actors_per_device",
+            self.actors_per_device + self.remote_lanes > 0,
+            "must be above 0 without --remote-lanes",
         )
         for name in ("channels", "num_blocks"):
             default = getattr(NetworkConfig(), name)

@@ -80,6 +80,7 @@ class Unroll(NamedTuple):
       episodes: (return, length in agent steps) of the episodes that ended during this unroll.
       seconds: how the actor spent the time since its last unroll: ``environment``, ``act``,
         ``transfer`` (to the learner devices), and waiting for ``queue`` and ``params``.
+      continues: False for the first one of new environments, after those before were lost.
     """
 
     lane: int
@@ -87,6 +88,7 @@ class Unroll(NamedTuple):
     version: int = 0
     episodes: Sequence[tuple[float, int]] = ()
     seconds: Mapping[str, float] = {}  # Shared by all instances, so it must stay empty.
+    continues: bool = True
 
 
 class Agent(Protocol):
@@ -180,6 +182,13 @@ class EnvSpec(NamedTuple):
     action_names: tuple[str, ...] = ()
 
 
+class EnvsLost(Exception):
+    """Raised by ``Env.step`` where the environments are gone, and ``reset`` will make new ones.
+
+    An actor drops its unfinished unroll and its recurrent state, and starts again with ``reset``.
+    """
+
+
 class Env(Protocol):
     """A batch of B environments in NumPy, stepped together and used by one thread only.
 
@@ -193,12 +202,18 @@ class Env(Protocol):
         """Observations, actions and number of environments."""
 
     def reset(self) -> Timestep:
-        """Start a new episode in every environment. Called once, before the first step."""
+        """Start a new episode in every environment.
+
+        Called once, before the first step, and again where ``step`` has raised ``EnvsLost``.
+        """
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
         """Apply ``action`` ``[B, ...]`` and returns the next timestep ``[B, ...]``.
 
         The environment must not write to the returned arrays later: JAX may still read them.
+
+        Raises:
+          EnvsLost: the environments are gone; ``reset`` makes new ones.
         """
 
     def close(self) -> None:

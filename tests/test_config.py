@@ -49,7 +49,9 @@ WHOLE = "must be a whole number above 0"
 ABOVE_0 = "must be a finite number above 0"
 REFUSED = [
     *((name, value, WHOLE) for name in ("total_steps", "queue_size") for value in (0, -1, 1.5)),
-    ("actors_per_device", 0, WHOLE),
+    ("actors_per_device", -1, "must be a whole number, 0 or more"),
+    ("actors_per_device", 0, "must be above 0 without --remote-lanes"),
+    ("remote_lanes", -1, "must be a whole number, 0 or more"),
     ("envs_per_actor", 0, WHOLE),
     ("unroll_length", 0, WHOLE),
     ("batch_size", 0, WHOLE),
@@ -92,7 +94,7 @@ REFUSED = [
     ("reward_clip", 0.0, f"{ABOVE_0}, or None"),
     ("seed", 1.5, "must be a whole number"),
     ("seed", "3", "must be a whole number"),
-    ("actors_per_device", True, WHOLE),
+    ("actors_per_device", True, "must be a whole number, 0 or more"),
     ("env_threads", 0.0, "must be a whole number"),
     ("reward_scale", float("inf"), ABOVE_0),
     ("reward_scale", "1", ABOVE_0),

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "sebulba"
 LAYERS = [
     {"version", "types", "validation", "losses", "ops", "runtime"},
     {"config", "envs", "metrics", "plugins"},
-    {"agents", "devices", "inference"},
+    {"agents", "devices", "inference", "remote"},
     {"learners"},
     {"algorithms", "presets"},
     {"rundir"},
@@ -133,6 +133,11 @@ def test_environments_import_no_jax() -> None:
     assert internal("envs") == {"types", "validation"}
 
 
+def test_remote_environments_import_no_jax() -> None:
+    assert external("remote") - set(sys.stdlib_module_names) == {"numpy", "grpc"}
+    assert internal("remote") == {"envs", "runtime", "types", "validation", "version"}
+
+
 def loaded_by(statement: str, *names: str) -> list[str]:
     """Which of the packages ``names`` a statement imports, in a process of its own."""
     code = f"import sys; {statement}; print(*sys.modules.keys() & set(sys.argv[1:]))"
@@ -147,6 +152,11 @@ def test_importing_the_package_is_quick() -> None:
 
 def test_importing_environments_imports_neither_jax_nor_envpool() -> None:
     assert loaded_by("import sebulba; sebulba.envs.Catch(1, 0)", *HEAVY) == []
+
+
+def test_the_side_of_the_environments_imports_no_jax() -> None:
+    statement = "import sebulba.cli.main, sebulba.remote.env_host"
+    assert set(loaded_by(statement, *HEAVY, "grpc")) == {"grpc", "tyro", "rich"}
 
 
 def test_every_public_name_is_there() -> None:

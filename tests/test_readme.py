@@ -25,6 +25,7 @@ from sebulba.cli.main import main as command_line
 from sebulba.config import Config
 from sebulba.devices import cluster, tpu_slices
 from sebulba.planning import plan, tune
+from sebulba.remote.settings import Listen
 from sebulba.rundir import reading
 from sebulba.runners import evaluation, training
 
@@ -80,7 +81,7 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands raise ``Reached`` in place of their work, and remember which runs there are."""
     runs: dict[Path, Config] = {}
 
-    def train(config: Config) -> None:
+    def train(config: Config, listen: Listen) -> None:
         config.validate()
         algorithms.of(config).unrolls_per_turn(config)
         assert config.out is not None
@@ -98,7 +99,11 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     def search(*_: Any) -> None:
         raise Reached
 
+    def serve(given: Any) -> None:
+        raise Reached
+
     monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr("sebulba.cli.env_host._serve", serve)
     monkeypatch.setattr(reading, "load_config", runs.__getitem__)
     monkeypatch.setattr(evaluation, "evaluate_run", evaluate_run)
     monkeypatch.setattr(tune, "search", search)
@@ -188,7 +193,7 @@ def options_there_are(capfd: pytest.CaptureFixture[str]) -> set[str]:
     algorithms = ("vtrace-catch", "ppo-cartpole", "pqn-cartpole", "r2d2-catch")
     for command in (*(f"train {preset}" for preset in algorithms), "tune r2d2-catch"):
         start([*command.split(), "--help"])
-    for command in ("plan vtrace-catch", "eval", "pod"):
+    for command in ("plan vtrace-catch", "eval", "pod", "env-host"):
         start([*command.split(), "--help"])
     there_are = set(re.findall(r"--[a-z][\w.-]*", capfd.readouterr().out))
     for script in (ROOT / "benchmarks").glob("*.py"):
@@ -275,5 +280,5 @@ def test_every_metric_is_documented(config: Config, parts: tuple[str, ...], tmp_
     sebulba.train(config, topology=on(1), progress=False)
     written: set[str] = set().union(*rows_of(tmp_path / "run"))
     tables: Mapping[str, set[str]] = documented()
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert written == set().union(*(tables[title] for title in ("every run", *parts)))

@@ -7,7 +7,18 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 
-from sebulba.cli import check_env, evaluate, options, output, plan, pod, presets, train, tune
+from sebulba.cli import (
+    check_env,
+    env_host,
+    evaluate,
+    options,
+    output,
+    plan,
+    pod,
+    presets,
+    train,
+    tune,
+)
 from sebulba.runtime.watchdog import (
     INTERRUPTED,
     WRONG_INPUT,
@@ -26,6 +37,7 @@ _COMMANDS = {
     "pod": pod.run,
     "plan": plan.run,
     "check-env": check_env.run,
+    "env-host": env_host.run,
 }
 
 

@@ -14,6 +14,7 @@ import tyro
 
 from sebulba.cli import options, output
 from sebulba.config import Config
+from sebulba.remote.settings import Listen
 from sebulba.runtime import interrupt
 from sebulba.validation import ConfigError
 
@@ -39,6 +40,7 @@ class Options:
 
     config: Annotated[Config, options.UNPREFIXED]
     launch: Annotated[Launch, options.UNPREFIXED] = Launch()
+    listen: Annotated[Listen, options.UNPREFIXED] = Listen()
 
 
 def run(words: Sequence[str]) -> None:
@@ -70,7 +72,7 @@ def _train(words: Sequence[str]) -> None:
     if config.out is None and not config.resume:
         config = dataclasses.replace(config, out=_new_directory(config))
     try:
-        result = training.train(config)
+        result = training.train(config, listen=given.listen)
     except KeyboardInterrupt:
         output.say(_interrupted(config))
         raise

@@ -10,11 +10,13 @@ from sebulba.envs import outside
 from sebulba.envs.base import unknown
 from sebulba.envs.catch import Catch
 from sebulba.envs.check import EnvReport, check_env
+from sebulba.envs.contract import check_spec
 from sebulba.envs.envpool import EnvPoolEnv, environment_ids
 from sebulba.envs.gymnasium import GymnasiumEnv
 from sebulba.envs.memory import Memory
 from sebulba.envs.previous_action import PreviousAction, has_action
-from sebulba.types import Env
+from sebulba.types import Env, EnvSpec, MakeEnv
+from sebulba.validation import ConfigError
 
 __all__ = [
     "Catch",
@@ -26,6 +28,8 @@ __all__ = [
     "check_env",
     "has_action",
     "make",
+    "maker",
+    "probe",
     "register",
 ]
 
@@ -78,6 +82,53 @@ def make(
     if env_id not in ids:
         raise unknown("environment", env_id, [*_REGISTERED, *ids])
     return EnvPoolEnv(env_id, num_envs, seed, num_threads, options, atari_protocol)
+
+
+def maker(
+    env_id: str,
+    options: Mapping[str, Any],
+    atari_protocol: str = "machado",
+    num_threads: int = 0,
+) -> MakeEnv:
+    """``make`` with these arguments, which raises ``ConfigError`` where they cannot work."""
+
+    def make_env(num_envs: int, seed: int) -> Env:
+        try:
+            return make(
+                env_id,
+                num_envs,
+                seed=seed,
+                num_threads=num_threads,
+                options=options,
+                atari_protocol=atari_protocol,
+            )
+        except (TypeError, RuntimeError, ValueError) as error:
+            # What a user's own code raises needs its traceback; the library's own errors do not.
+            if isinstance(error, ConfigError) or outside.is_own(env_id):
+                raise
+            if isinstance(error, ValueError):
+                raise ConfigError(str(error)) from error
+            raise ConfigError(
+                f"{env_id} cannot be made with env_options {options} ({error}): each must have the "
+                "type that the environment wants. Set them with --env-options."
+            ) from error
+
+    return make_env
+
+
+def probe(make_env: MakeEnv) -> EnvSpec:
+    """The spec of a batch of one environment, which is made and closed for that.
+
+    Raises:
+      ConfigError: the environment says in its spec what is no spec.
+    """
+    env = make_env(1, 0)
+    try:
+        # Others ask for the number that they need, and may be the only ones to get it.
+        check_spec(env.spec)
+        return env.spec
+    finally:
+        env.close()
 
 
 def _make_registered(env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> Env:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,12 @@ def check_num_envs(num_envs: int) -> int:
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, but must be at least 1: ask for one or more.")
     return num_envs
+
+
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    # The affinity respects taskset and the cpusets of containers; cpu_count() does not.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class EpisodeClock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from sebulba.runtime import threads
 from sebulba.runtime.activity import Activity
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
-from sebulba.types import ArrayTree, Env, Trajectory, Unroll
+from sebulba.types import ArrayTree, Env, EnvsLost, Trajectory, Unroll
 
 
 def actor_name(lane: int) -> str:
@@ -64,12 +65,14 @@ class Actor:
         self._key = key
         self._unroll = schedule.first_unroll(lane)
         self._exploration = exploration
-        self._check = TimestepCheck(program.spec)
+        self._steps = 0
         self._now = activity or Activity()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> None:
         """Act until the queue or the slot is shut down.
+
+        Where the environments are lost, it starts again with new ones, and the same unroll.
 
         Raises:
           ShutDown: the run ends.
@@ -87,15 +90,25 @@ class Actor:
         except Exception as error:
             error.add_note(
                 f"in thread {self.name} on device {self._slot.device}, unroll {self._unroll}, "
-                f"after {self._check.steps} steps"
+                f"after {self._steps} steps"
             )
             raise
 
     def _act_forever(self, env: Env) -> None:
         check_spec(env.spec, self._program.spec.num_envs)
+        continues = True
+        while True:
+            # What was not handed over is dropped, and so is the recurrent state: no trajectory has
+            # steps of environments that are gone and of those that come after them.
+            with contextlib.suppress(EnvsLost):
+                self._act_until_lost(env, continues)
+            continues = False
+
+    def _act_until_lost(self, env: Env, continues: bool) -> None:
         self._now.set("resetting its environments")
         timestep = env.reset()
-        self._check.reset(timestep)
+        check = TimestepCheck(self._program.spec)
+        check.reset(timestep)
         episodes = EpisodeTracker(timestep)
         current = self._params()
         key, unroll = jax.device_put((self._key, np.int32(self._unroll)), self._slot.device)
@@ -119,7 +132,8 @@ class Actor:
                 acted = time.perf_counter()
                 self._now.set("stepping its environments")
                 timestep = env.step(action)
-                self._check.step(timestep)
+                check.step(timestep)
+                self._steps += 1
                 episodes.update(timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
                 self._seconds["act"] += acted - start
@@ -134,14 +148,21 @@ class Actor:
             ]
             self._seconds["transfer"] += time.perf_counter() - start
             # The parameters are read after waiting for the queue, so that they are new ones.
-            self._hand_over(moved, current.version, episodes)
+            self._hand_over(moved, current.version, episodes, continues)
+            continues = True
             self._unroll += 1
             current = self._params()
 
-    def _hand_over(self, shards: list[Trajectory], version: int, episodes: EpisodeTracker) -> None:
+    def _hand_over(
+        self,
+        shards: list[Trajectory],
+        version: int,
+        episodes: EpisodeTracker,
+        continues: bool,
+    ) -> None:
         # The wait for the queue, which is not over yet, is reported with the next unroll.
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds)
+        unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds, continues)
         self._now.set("waiting for room in its queue")
         start = time.perf_counter()
         self._queue.put(self._lane, unroll)

@@ -137,7 +137,7 @@ class R2D2Learner(Learner):
         self._agent = agent
         self._optimizer = optimizer
         self._topology = topology
-        self._lanes = len(topology.inference) * config.actors_per_device
+        self._lanes = config.num_actors(len(topology.inference))
         num_envs = config.envs_per_actor // len(topology.learners)
         self.replay = HostReplay(
             config.replay,

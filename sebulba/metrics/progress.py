@@ -28,7 +28,7 @@ _RETURN_WIDTH = 20
 _CELL_WIDTH = 25
 _BARS = "▁▂▃▄▅▆▇█"
 # Not among the losses: what the lines above them show, and times, which only matter for tuning.
-_NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|.*seconds?)$")
+_NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|remote.*|.*seconds?)$")
 
 
 class Progress:
@@ -222,6 +222,8 @@ def _line(row: Row, total_steps: int) -> str:
         "length": _number(row.get("episode_length_mean")),
         "lag": _number(row.get("policy_lag_mean")),
     }
+    if "remote_lanes" in row:
+        pairs["remote lanes"] = _number(row["remote_lanes"])
     text = "  ".join(f"{name} {value}" for name, value in pairs.items())
     return f"{_share(row, total_steps):6.1%}  {text}"
 
@@ -229,7 +231,7 @@ def _line(row: Row, total_steps: int) -> str:
 def _panel(row: Row, total_steps: int, title: str, returns: _History, width: int) -> Panel:
     inner = width - 4  # Inside the borders and their padding.
     lag, most = _number(row.get("policy_lag_mean")), _number(row.get("policy_lag_max"))
-    pairs = (
+    pairs: tuple[tuple[Text, Text], ...] = (
         (
             _cell("length", _number(row.get("episode_length_mean"))),
             _cell("lag", f"{lag} (max {most})"),
@@ -243,6 +245,8 @@ def _panel(row: Row, total_steps: int, title: str, returns: _History, width: int
             _cell("left", _duration(_seconds_left(row, total_steps))),
         ),
     )
+    if "remote_lanes" in row:
+        pairs += ((_cell("remote", f"{_number(row['remote_lanes'])} lanes"), Text("")),)
     mean = _cell("return", _number(row.get("episode_return_mean")))
     mean.pad_right(max(1, _RETURN_WIDTH - len(mean)))
     sparkline = returns.sparkline(max(1, inner - len(mean)))

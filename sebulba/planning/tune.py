@@ -21,7 +21,7 @@ from sebulba import algorithms
 from sebulba.config import Config
 from sebulba.devices import placement
 from sebulba.devices.topology import Topology
-from sebulba.runners.environments import cpu_cores
+from sebulba.envs.base import cpu_cores
 from sebulba.runners.training import train
 from sebulba.validation import ConfigError
 

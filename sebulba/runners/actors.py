@@ -14,7 +14,7 @@ from sebulba.runtime.activity import Activity
 from sebulba.runtime.queues import TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import ThreadGroup
-from sebulba.types import ArrayTree, Unroll
+from sebulba.types import ArrayTree, MakeEnv, Unroll
 
 
 def start_actors(
@@ -27,7 +27,8 @@ def start_actors(
 ) -> None:
     """Compile the actors' program for each inference device, and start the actors of this host.
 
-    Lanes are numbered device by device, in the order of ``slots``.
+    Lanes are numbered device by device, in the order of ``slots``. Remote ones come after them, and
+    go round the devices.
 
     Args:
       parts: what the run is made of.
@@ -51,7 +52,7 @@ def start_actors(
             return lambda progress: ()
         return exploration.of_actor(number, config.envs_per_actor)
 
-    def start(lane: int, slot: ParamsSlot) -> None:
+    def start(lane: int, slot: ParamsSlot, make_env: MakeEnv) -> None:
         # Numbered over all hosts, so that no two actors have the same random numbers.
         number = jax.process_index() * schedule.lanes + lane
         # The first unroll is part of the seed, so that the environments of a resumed run do not
@@ -61,7 +62,7 @@ def start_actors(
         env_seed = int(seeds.generate_state(1)[0] >> 1)
         actor = Actor(
             lane=lane,
-            make_env=lambda: parts.make_env(config.envs_per_actor, env_seed),
+            make_env=lambda: make_env(config.envs_per_actor, env_seed),
             program=program,
             slot=slot,
             queue=queue,
@@ -77,4 +78,7 @@ def start_actors(
         # Epsilons of any actor will do: only their shape matters.
         program.warm_up(slot.newest().params, epsilons(0)(0.0), slot.device)
         for lane in itertools.islice(lanes, config.actors_per_device):
-            start(lane, slot)
+            start(lane, slot, parts.make_env)
+    for lane, slot in zip(lanes, itertools.cycle(slots), strict=False):
+        assert parts.remote is not None
+        start(lane, slot, parts.remote.make_env(lane))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import jax
 
 from sebulba import envs
 from sebulba.config import Config
-from sebulba.envs import outside
-from sebulba.envs.base import map_arrays
-from sebulba.envs.contract import check_spec
+from sebulba.envs.base import cpu_cores, map_arrays
 from sebulba.types import ArraySpec, Env, EnvSpec, MakeEnv
 from sebulba.validation import ConfigError
 
@@ -28,40 +24,23 @@ def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
     Raises:
       ConfigError: the run was trained in environments of the user's own.
     """
+    return with_last_action(config, bare_make_env(config, num_actors))
+
+
+def bare_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
+    """As ``default_make_env``, without the last action."""
     if config.env == OWN_ENV:
         raise ConfigError(
             "env is '(make_env)': the run was trained in environments of your own, which only "
             "Python can make. Give make_env to sebulba.train or sebulba.evaluate_run again."
         )
     num_threads = env_threads(config, num_actors)
-
-    def make_env(num_envs: int, seed: int) -> Env:
-        try:
-            return envs.make(
-                config.env,
-                num_envs,
-                seed=seed,
-                num_threads=num_threads,
-                options=config.env_options,
-                atari_protocol=config.atari_protocol,
-            )
-        except (TypeError, RuntimeError, ValueError) as error:
-            # What a user's own code raises needs its traceback; the library's own errors do not.
-            if isinstance(error, ConfigError) or outside.is_own(config.env):
-                raise
-            if isinstance(error, ValueError):
-                raise ConfigError(str(error)) from error
-            raise ConfigError(
-                f"{config.env} cannot be made with env_options {config.env_options} ({error}): "
-                "each must have the type that the environment wants. Set them with --env-options."
-            ) from error
-
-    return with_last_action(config, make_env)
+    return envs.maker(config.env, config.env_options, config.atari_protocol, num_threads)
 
 
 def env_threads(config: Config, num_actors: int) -> int:
     """Threads of each actor's EnvPool if ``num_actors`` actors share this host's CPU cores."""
-    return config.env_threads or max(1, cpu_cores() // num_actors)
+    return config.env_threads or max(1, cpu_cores() // max(1, num_actors))
 
 
 def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
@@ -79,12 +58,6 @@ def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
     return make
 
 
-def cpu_cores() -> int:
-    """CPU cores that this process may use."""
-    # The affinity respects taskset and the cpusets of containers; cpu_count() does not.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def probe(make_env: MakeEnv) -> EnvSpec:
     """The spec of a batch of one environment, which is made and closed for that.
 
@@ -93,13 +66,7 @@ def probe(make_env: MakeEnv) -> EnvSpec:
     Raises:
       ConfigError: the environment says in its spec what is no spec.
     """
-    env = make_env(1, 0)
-    try:
-        # The actors ask for the number that they need, and may be the only ones to get it.
-        check_spec(env.spec)
-        return with_dtypes_of_jax(env.spec)
-    finally:
-        env.close()
+    return with_dtypes_of_jax(envs.probe(make_env))
 
 
 def with_dtypes_of_jax(spec: EnvSpec) -> EnvSpec:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
 from sebulba.learners import Learner
 from sebulba.types import Agent, EnvSpec, MakeEnv
+
+if TYPE_CHECKING:
+    from sebulba.remote.listener import Listener
+
+
+class Remote(NamedTuple):
+    """What a run with remote lanes has besides.
+
+    Attributes:
+      listener: takes the connections of env-hosts.
+      make_env: ``make_env(lane)(num_envs, seed)``, the environments of one lane.
+      min_lanes: how many must be connected before learning starts.
+    """
+
+    listener: Listener
+    make_env: Callable[[int], MakeEnv]
+    min_lanes: int
 
 
 class Parts(NamedTuple):
@@ -23,6 +41,7 @@ class Parts(NamedTuple):
       learner: updates the agent's parameters.
       exploration: of the environments of all hosts; None if the policy explores by itself.
       unrolls_per_turn: unrolls that the learner takes on each host in one turn.
+      remote: None without remote lanes.
     """
 
     config: Config
@@ -33,3 +52,4 @@ class Parts(NamedTuple):
     learner: Learner
     exploration: Exploration | None
     unrolls_per_turn: int
+    remote: Remote | None = None

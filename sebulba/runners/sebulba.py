@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -58,7 +59,8 @@ class SebulbaRun:
         self.updates = int(counts["updates"])
         # Steps so far when a version of the parameters was published: the last two.
         self._steps_at = {self._turn - 1: int(counts.get("steps_before", 0))}
-        lanes = len(topology.inference) * config.actors_per_device
+        lanes = config.num_actors(len(topology.inference))
+        self._remote = parts.remote
         # With a lag of 1, the first unrolls act with the parameters of the turn before.
         oldest = self._turn - 1 if self._previous is not None else self._turn
         self._schedule = Schedule(
@@ -69,6 +71,7 @@ class SebulbaRun:
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt, self._watchdog = supervision
         self._now = self._watchdog.activities.learner
+        self._message: Callable[[str], None] = lambda text: None
         self._stop = False  # A host was asked to stop, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -94,13 +97,17 @@ class SebulbaRun:
         group.on_stop(self._queue.shutdown)
         for slot in self._slots:
             group.on_stop(slot.shutdown)
+        if self._remote is not None:
+            group.on_stop(self._remote.listener.shutdown)
+        self._message = display.message
         self._interrupt.raises = False  # From here on, there is something to save.
         try:
             for note in [*notes, *self._load_replay()]:
                 display.message(note)
-            self._directory.begin(self._meter.steps)
-            self._act_and_learn(group, display)
-            self._finish(display)
+            with self._listening():
+                self._directory.begin(self._meter.steps)
+                self._act_and_learn(group, display)
+                self._finish(display)
         except BaseException:
             # The actors have ended. The learner may still be writing a replay, and the caller
             # is about to unlock the directory, after which another run may write to it.
@@ -111,6 +118,21 @@ class SebulbaRun:
         self._now.set("writing the last files", files=True)
         self._learner.close()
         self._directory.finish()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Take connections of env-hosts inside the context, where there are remote lanes."""
+        if self._remote is None:
+            yield
+            return
+        listener = self._remote.listener
+        listener.open()
+        is_complete = False
+        try:
+            yield
+            is_complete = not self.interrupted()
+        finally:
+            listener.close(is_complete)
 
     def _load_replay(self) -> list[str]:
         if not self._config.resume:
@@ -143,6 +165,7 @@ class SebulbaRun:
             start_actors(self._parts, self._schedule, self._slots, self._queue, group, actors)
             # After an interrupt; or after a failure of an actor, which ``group.close`` raises.
             with contextlib.suppress(ShutDown):
+                self._wait_for_lanes()
                 self._learn(display)
             if self.interrupted():
                 display.message("stopping: a second signal ends the run at once")
@@ -152,6 +175,19 @@ class SebulbaRun:
         finally:
             self._now.set("waiting for the actors to end")
             group.close()
+
+    def _wait_for_lanes(self) -> None:
+        """Wait until as many env-hosts are connected as learning should start with."""
+        while self._remote is not None:
+            missing = self._remote.min_lanes - self._remote.listener.connected()
+            if missing <= 0:
+                return
+            # That may take for as long as a cluster needs, so nothing stands still here, but for
+            # one that was asked to stop.
+            if self._interrupt.signal is None:
+                self._now.set(f"waiting for the env-hosts of {missing} lanes")
+            self._poll()
+            time.sleep(POLL_SECONDS)
 
     def _learn(self, display: Progress) -> None:
         config = self._config
@@ -212,17 +248,30 @@ class SebulbaRun:
 
     def _take(self) -> list[Unroll]:
         lanes = self._schedule.lanes_of(self._turn)
-        unrolls = [self._take_from(lane) for lane in lanes]
+        if self._remote is not None and self._config.policy_lag == "any":
+            # As many from whichever lanes have some: those that are lost hold nobody up.
+            unrolls = [self._take_any() for _ in lanes]
+        else:
+            unrolls = [self._take_from(lane) for lane in lanes]
         self._meter.add_unrolls(unrolls, self._turn)
         return unrolls
 
     def _take_from(self, lane: int) -> Unroll:
         actor = actor_name(lane)
         self._now.set(f"waiting for {actor}", waits_for=actor)
-        # In short waits, so that an interrupt is noticed between them.
+        return self._polling(lambda: self._queue.get(lane, POLL_SECONDS))
+
+    def _take_any(self) -> Unroll:
+        assert self._remote is not None
+        connected = self._remote.listener.connected()
+        self._now.set(f"waiting for any actor, with {connected} remote lanes connected,")
+        return self._polling(lambda: self._queue.get_any(POLL_SECONDS))
+
+    def _polling(self, get: Callable[[], Unroll]) -> Unroll:
+        """What ``get`` returns, which waits shortly, so that an interrupt is noticed meanwhile."""
         while True:
             try:
-                return self._queue.get(lane, POLL_SECONDS)
+                return get()
             except TimeoutError:
                 self._poll()
 
@@ -245,10 +294,16 @@ class SebulbaRun:
 
     def _poll(self) -> None:
         self._watchdog.check()
+        self._tell_news()
         # With several hosts, all must see the interrupt at the same turn (``_count_turn``).
         alone = self._topology.num_hosts == 1
         if self._queue.is_down() or (alone and self._interrupt.signal is not None):
             raise ShutDown
+
+    def _tell_news(self) -> None:
+        if self._remote is not None:
+            for line in self._remote.listener.news():
+                self._message(line)
 
     def _publish(self) -> None:
         self._now.set("publishing parameters")
@@ -263,7 +318,11 @@ class SebulbaRun:
 
     def _log(self, display: Progress) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
-        row = joined(self._meter.row(self.updates), self._epsilons(), self._learner.metrics())
+        self._tell_news()
+        lanes: Row = {} if self._remote is None else dict(self._remote.listener.metrics())
+        row = joined(
+            self._meter.row(self.updates), lanes, self._epsilons(), self._learner.metrics()
+        )
         self._rows.append(json.dumps(row, default=float))
         self._logged_turn = self._turn
         self._directory.write(row)

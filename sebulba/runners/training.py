@@ -17,8 +17,9 @@ from sebulba.devices.topology import Topology
 from sebulba.learners import Learner, make_optimizer
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
+from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
-from sebulba.runners import environments
+from sebulba.runners import environments, remote
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
@@ -68,6 +69,7 @@ def train(
     agent: Agent | None = None,
     optimizer: optax.GradientTransformation | None = None,
     topology: Topology | None = None,
+    listen: Listen | None = None,
     progress: bool = True,
 ) -> TrainResult:
     """Train an agent. Each part that is not given is made from ``config``.
@@ -85,6 +87,7 @@ def train(
         the config names give it the last action too.
       optimizer: instead of ``config.optimizer``.
       topology: instead of the placement of devices that ``config`` describes.
+      listen: where env-hosts connect to, if ``config.remote_lanes``.
       progress: show progress on the terminal.
 
     Raises:
@@ -106,7 +109,7 @@ def train(
             if refused is not None:
                 raise refused
             topology, notes = _place(algorithm, config, topology)
-            parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer)
+            parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer, listen)
             notes += [parts.learner.prepare()]
         distributed.agree(config, algorithm.name, topology.layout)
         run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
@@ -169,20 +172,21 @@ def _make_parts(
     make_env: MakeEnv | None,
     agent: Agent | None,
     optimizer: optax.GradientTransformation | None,
+    listen: Listen | None,
 ) -> Parts:
     """The parts of a run; those that are None are made from ``config``."""
-    num_actors = config.actors_per_device * len(topology.inference)
-    if make_env is None:
-        make_env = environments.default_make_env(config, num_actors)
-    elif agent is None:
-        # Only the reference agent is known to need it; the user's own agent takes what it gets.
-        make_env = environments.with_last_action(config, make_env)
+    local_actors = config.actors_per_device * len(topology.inference)
+    # Only the reference agent is known to need it; the user's own agent takes what it gets.
+    wraps = make_env is None or agent is None
+    bare = make_env or environments.bare_make_env(config, local_actors)
+    make_env = environments.with_last_action(config, bare) if wraps else bare
     spec = environments.probe(make_env)._replace(num_envs=config.envs_per_actor)
     agent = agent or algorithm.make_agent(config, spec, "training")
     optimizer = optimizer or make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     _check_learner(learner)
     # Exploration is spread over the environments of all hosts, not repeated on each.
+    num_actors = config.num_actors(len(topology.inference))
     num_envs = topology.num_hosts * num_actors * config.envs_per_actor
     return Parts(
         config=config,
@@ -193,6 +197,7 @@ def _make_parts(
         learner=learner,
         exploration=algorithm.make_exploration(config, num_envs),
         unrolls_per_turn=algorithm.unrolls_per_turn(config),
+        remote=remote.make(config, listen, bare, local_actors),
     )
 
 

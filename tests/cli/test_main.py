@@ -34,7 +34,7 @@ def test_unknown_command(word: str, capfd: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "train", interrupted)
@@ -45,7 +45,7 @@ def test_an_interrupt_says_how_to_go_on(
 def test_an_error_says_where_it_comes_from(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def refuses(_: object) -> None:
+    def refuses(*_: object, **__: object) -> None:
         error = ConfigError("the environment is faulty.")
         error.add_note("in thread actor-1")
         raise error

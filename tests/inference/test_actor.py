@@ -30,6 +30,7 @@ from sebulba.types import (
     ActorOutput,
     ArraySpec,
     DiscreteSpec,
+    EnvsLost,
     EnvSpec,
     Timestep,
     Trajectory,
@@ -228,6 +229,47 @@ def test_consecutive_unrolls_share_one_timestep_and_go_on_from_one_state() -> No
         np.testing.assert_array_equal(other.initial_state, np.full(B, (i + 1) * T))
         steps = np.arange((i + 1) * T, (i + 2) * T)
         np.testing.assert_array_equal(other.actor.extras.steps, np.tile(steps[:, None], (1, B)))
+
+
+class Losing(Scripted):
+    """Environments that are lost in some of their steps; episodes are numbered from 100 x life."""
+
+    LOST = (7, 8, 20)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = -1
+
+    def reset(self) -> Timestep:
+        self.life += 1
+        self.t[:] = 0
+        self.episode[:] = 100 * self.life
+        return super().reset()
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        timestep = super().step(action)
+        if len(self.actions) in self.LOST:
+            raise EnvsLost
+        return timestep
+
+
+def test_no_unroll_and_no_state_goes_on_where_environments_were_lost() -> None:
+    env = Losing()
+    unrolls = Rig(env=env).collect(6)
+    lives, steps = [], []
+    for unroll in unrolls:
+        timestep, actor, state = whole(unroll)
+        life = timestep.observation[..., 2] // 100
+        assert (life == life[0, 0]).all()
+        lives.append(int(life[0, 0]))
+        # The state counts the steps of its life.
+        steps.append(int(state[0]))
+        assert (actor.extras.steps == steps[-1] + np.arange(T)[:, None]).all()
+        assert timestep.first[0].all() == (steps[-1] == 0)
+    # Step 7 is the second of an unroll, step 8 the first of a life, and step 20 the second again.
+    assert lives == [0, 2, 2, 3, 3, 3]
+    assert steps == [0, 0, 5, 0, 5, 10]
+    assert [unroll.continues for unroll in unrolls] == [True, False, True, False, True, True]
 
 
 def test_episodes_are_counted_with_their_true_returns() -> None:

@@ -84,6 +84,15 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_remote_lanes_are_shown_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    row = ROW | {"remote_lanes": 3, "remote_lane_0_reconnections": 1}
+    with Progress(10_000, "cartpole") as progress:
+        progress.update(row)
+    assert capsys.readouterr().out.splitlines()[1].endswith("lag 1.25  remote lanes 3")
+    printed, _ = on_a_terminal(f"progress.update({row})")
+    assert "3 lanes" in plain(printed) and "reconnections" not in plain(printed)
+
+
 def test_lines_are_seconds_apart_but_for_the_last(
     capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:

@@ -72,6 +72,30 @@ def test_get_waits_for_its_own_lane() -> None:
     assert get.result() == "own"
 
 
+def test_any_lane_will_do_and_those_with_items_take_turns() -> None:
+    queue: TrajectoryQueue[str] = TrajectoryQueue(3, capacity=2)
+    for item in ("a0", "a1", "c0", "c1"):
+        queue.put("abc".index(item[0]), item)
+    assert [queue.get_any() for _ in range(3)] == ["a0", "c0", "a1"]
+    queue.put(1, "b0")
+    assert [queue.get_any() for _ in range(2)] == ["b0", "c1"]
+    with pytest.raises(TimeoutError):
+        queue.get_any(timeout=0.01)
+    get = Call(queue.get_any)
+    assert get.waits()
+    queue.put(1, "b1")
+    assert get.result() == "b1"
+
+
+def test_taking_from_any_lane_makes_room_in_it() -> None:
+    queue: TrajectoryQueue[int] = TrajectoryQueue(2, capacity=1)
+    queue.put(1, 0)
+    put = Call(lambda: queue.put(1, 1))
+    assert put.waits()
+    assert queue.get_any() == 0
+    put.result()
+
+
 def test_get_times_out_and_can_be_tried_again() -> None:
     queue: TrajectoryQueue[str] = TrajectoryQueue(1, capacity=1)
     with pytest.raises(TimeoutError):
@@ -88,6 +112,14 @@ def test_shutdown_wakes_every_waiting_call() -> None:
     assert all(call.waits() for call in calls)
     queue.shutdown()
     assert [call.result() for call in calls] == [ShutDown] * 4
+
+
+def test_shutdown_wakes_who_waits_for_any_lane() -> None:
+    queue: TrajectoryQueue[str] = TrajectoryQueue(2, capacity=1)
+    call = Call(queue.get_any)
+    assert call.waits()
+    queue.shutdown()
+    assert call.result() is ShutDown
 
 
 def test_after_shutdown_every_call_raises_and_nothing_is_held() -> None:

@@ -174,12 +174,13 @@ class HostReplay:
         completed = 0
         for unroll in unrolls:
             lane = unroll.lane
+            completed += self._completes()
             pairs = zip(self._shards, unroll.shards, strict=True)
             for number, (shard, part) in enumerate(pairs):
                 # The snapshot that is being written may still need what this insert overwrites.
                 if self._snapshot is not None:
                     self._snapshot.keep(number, lane, shard.next_slot(lane))
-                completed += shard.insert(lane, part, errors(part), priority)
+                shard.insert(lane, part, errors(part), priority, unroll.continues)
         self.inserted += completed
         # The sequences that filled the replay make no updates due: otherwise all of those updates
         # would come at once, in the turn in which learning starts.
@@ -208,6 +209,11 @@ class HostReplay:
         The random numbers depend on the seed, the shard and the number of the sample alone, so a
         resumed run needs no stored state of a generator.
         """
+        if not all(self.sizes()):
+            raise RuntimeError(
+                f"there is no whole sequence in the replay after {self.inserted:,}: remote lanes "
+                "are lost before they complete one. See to it that env-hosts live longer."
+            )
         samples = []
         for number, shard in enumerate(self._shards):
             # Numbered over all hosts, so that no two shards draw with the same random numbers.
@@ -282,6 +288,15 @@ class HostReplay:
         if found_turns == [int(path.name)]:
             return None
         return f"the replay is that of turn(s) {found_turns}, the checkpoint that of {path.name}"
+
+    def _completes(self) -> int:
+        """Sequences that the next unroll completes, in all shards.
+
+        Where lanes are lost or taken from out of order, it completes none, or those of others do
+        so sooner. Counted are those of lanes that take turns, since all hosts must count the same.
+        """
+        filled = self._shards[0].unrolls >= self._geometry.span * self._geometry.lanes
+        return self._geometry.num_envs * len(self._shards) if filled else 0
 
     def _updates(self) -> int:
         """Updates due so far, from the total count, so that rounding errors do not add up."""

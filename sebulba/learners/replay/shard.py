@@ -73,6 +73,7 @@ class ReplayShard:
         trajectory: Trajectory,
         errors: jax.Array,
         priority: Callable[[np.ndarray], np.ndarray],
+        continues: bool = True,
     ) -> int:
         """Append an unroll; returns how many sequences it completes.
 
@@ -81,6 +82,8 @@ class ReplayShard:
           trajectory: ``[T+1, B, ...]``.
           errors: ``[T, B]``, absolute TD errors at collection, -1 where there is none.
           priority: maps such errors of a whole sequence ``[S, B]`` to priorities ``[B]``.
+          continues: whether it goes on where the lane's unroll before ended. No sequence has that
+            one and this one in it otherwise.
         """
         # An insert frees the oldest unroll, and with it the sequence that starts there, and
         # completes the sequence that started ``span`` unrolls ago.
@@ -88,10 +91,13 @@ class ReplayShard:
         number, slot = int(self._unrolls[lane]), self.next_slot(lane)
         self.storage.write(lane, slot, trajectory)
         self._unrolls[lane] += 1
-        if number >= ring:
-            self.priorities.clear(self._indices[lane, slot])
-            self.size -= num_envs
+        # Where environments were lost, no sequence starts there.
+        freed = self._indices[lane, slot]
+        self.size -= int(np.count_nonzero(self.priorities.powers[freed]))
+        self.priorities.clear(freed)
         coming = self._coming[lane]
+        if not continues:
+            coming.clear()
         # This unroll only brings the timestep after the sequence; its own errors belong to the
         # following ones.
         completed = len(coming) == span
@@ -101,6 +107,11 @@ class ReplayShard:
             self.size += num_envs
         coming.append(errors)
         return num_envs if completed else 0
+
+    @property
+    def unrolls(self) -> int:
+        """Unrolls ever inserted, in all lanes."""
+        return int(self._unrolls.sum())
 
     def sample(self, count: int, random: np.random.Generator) -> Sample:
         """Draw ``count`` sequences by their priorities, with replacement."""

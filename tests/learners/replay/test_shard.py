@@ -150,9 +150,14 @@ class Model:
         self.unrolls: dict[int, list[Trajectory]] = {n: [] for n in range(geometry.lanes)}
         self.errors: dict[int, list[np.ndarray]] = {n: [] for n in range(geometry.lanes)}
         self.priorities: dict[tuple[int, int, int], float] = {}
+        self.starts: dict[int, list[int]] = {n: [] for n in range(geometry.lanes)}
 
-    def insert(self, lane: int, trajectory: Trajectory, errors: np.ndarray) -> int:
+    def insert(
+        self, lane: int, trajectory: Trajectory, errors: np.ndarray, continues: bool = True
+    ) -> int:
         """Returns how many sequences became complete."""
+        if not continues:
+            self.starts[lane].append(len(self.unrolls[lane]))
         before = set(self.sequences(lane))
         self.unrolls[lane].append(trajectory)
         self.errors[lane].append(errors)
@@ -167,7 +172,12 @@ class Model:
         """First unrolls of all sequences that can be drawn."""
         count = len(self.unrolls[lane])
         oldest = max(0, count - self.geometry.slots)
-        return [start for start in range(count) if oldest <= start < count - self.geometry.span]
+        span = self.geometry.span
+        return [
+            first
+            for first in range(oldest, count - span)
+            if not any(first < start <= first + span for start in self.starts[lane])
+        ]
 
     def drawable(self) -> dict[tuple[int, int, int], float]:
         """Priorities by (lane, first unroll, environment)."""
@@ -198,11 +208,14 @@ def new_shard(kind: str, geometry: Geometry = GEOMETRY) -> ReplayShard:
     return ReplayShard(storage, geometry, exponent=1.0)
 
 
-def insert_one(shard: ReplayShard, model: Model, lane: int, rng: np.random.Generator) -> None:
+def insert_one(
+    shard: ReplayShard, model: Model, lane: int, rng: np.random.Generator, losses: float = 0.0
+) -> None:
     trajectory = random_trajectory(rng)
     errors = rng.random((T, B)) + 0.1
-    completed = model.insert(lane, trajectory, errors)
-    assert shard.insert(lane, trajectory, errors, mean_priority) == completed
+    continues = rng.random() >= losses
+    completed = model.insert(lane, trajectory, errors, continues)
+    assert shard.insert(lane, trajectory, errors, mean_priority, continues) == completed
 
 
 def place_of(shard: ReplayShard, index: int) -> tuple[int, int, int]:
@@ -226,9 +239,11 @@ def keys_of(shard: ReplayShard, sample: Sample) -> list[tuple[int, int, int]]:
     return [(lane, int(age), env) for (lane, _, env), age in zip(places, sample.ages, strict=True)]
 
 
+@pytest.mark.parametrize("losses", [0.0, 0.2], ids=["kept", "lost"])
 @pytest.mark.parametrize("span", [1, 2])
 @pytest.mark.parametrize("kind", STORAGES)
-def test_shard_is_the_model(kind: str, span: int) -> None:
+def test_shard_is_the_model(kind: str, span: int, losses: float) -> None:
+    """With ``losses``, an unroll may be of other environments than the one before."""
     geometry = GEOMETRY._replace(span=span)
     rng = np.random.default_rng(span)
     shard, model = new_shard(kind, geometry), Model(geometry)
@@ -236,7 +251,7 @@ def test_shard_is_the_model(kind: str, span: int) -> None:
     gone = updated = 0
     for step in range(60):
         # One lane is far behind the others, one far ahead.
-        insert_one(shard, model, int(rng.choice(3, p=[0.6, 0.3, 0.1])), rng)
+        insert_one(shard, model, int(rng.choice(3, p=[0.6, 0.3, 0.1])), rng, losses)
         expected = model.drawable()
         assert drawable(shard, model) == pytest.approx(expected)
         assert shard.size == len(expected)
