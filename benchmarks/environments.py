@@ -46,8 +46,8 @@ PRESETS = {
     "minigrid": "vtrace-minigrid",
     "box2d": "ppo-lunarlander",
     "classic_control": "vtrace-cartpole",
-    **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("gym", "dmc", "metaworld", "playground")},
-    **{f"mujoco.{kind}": "vtrace-mujoco" for kind in ("robotics", "myosuite")},
+    **{f"mujoco.{kind}": "ppo-mujoco" for kind in ("gym", "dmc", "metaworld", "playground")},
+    **{f"mujoco.{kind}": "ppo-mujoco" for kind in ("robotics", "myosuite")},
 }
 """To start from; in the other families, the last one."""
 GENERIC = "vtrace-generic"
