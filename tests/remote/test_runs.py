@@ -289,5 +289,6 @@ def test_catch_is_learned_while_env_hosts_are_killed(
         thread.join()
         for host in hosts:
             host.kill()
-    mean = result.metrics[-1]["episode_return_mean_100"]
-    assert kills and mean is not None and mean >= 0.95
+    # Of games without the random actions of R2D2's training.
+    games = sebulba.evaluate(result.agent, result.params, result.make_env, 100)
+    assert kills and games.returns.mean() >= 0.95
