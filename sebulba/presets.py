@@ -379,7 +379,7 @@ PRESETS: dict[str, tuple[Config, str]] = {
         "Google Research Football: nearly every game of academy_empty_goal_close is won.",
     ),
     "vtrace-procgen": (_PROCGEN, "Procgen with the deep residual network. It needs Qt 5."),
-    "vtrace-vizdoom": (_VIZDOOM, "ViZDoom, with D1Basic: 0.9 of at most 1."),
+    "vtrace-vizdoom": (_VIZDOOM, "ViZDoom, with D1Basic."),
     "vtrace-atari": (
         _ATARI,
         "Atari with IMPALA's deep residual network (15 convolutions) and hyper-parameters.",
