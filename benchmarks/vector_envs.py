@@ -100,24 +100,17 @@ def make_gymnasium(game: str, num_envs: int, processes: bool = False) -> sebulba
     return envs.GymnasiumEnv(partial(make_game, game), num_envs, 0, processes=processes)
 
 
-@contextmanager
-def ours(make: Callable[[str, int], sebulba.Env], game: str, num_envs: int) -> Iterator[Step]:
-    """One of sebulba's adapters."""
-    env = make(game, num_envs)
-    env.reset()
-    draw = np.random.default_rng(0)
-    try:
-        yield lambda: env.step(draw.integers(18, size=num_envs))
-    finally:
-        env.close()
-
-
-@contextmanager
-def baselines(game: str, num_envs: int) -> Iterator[Step]:
-    """Stable-Baselines3's ``SubprocVecEnv``."""
+def make_baselines(game: str, num_envs: int) -> Any:
+    """Stable-Baselines3's ``SubprocVecEnv``, whose methods have the same names."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    env = SubprocVecEnv([partial(make_game, game)] * num_envs)
+    return SubprocVecEnv([partial(make_game, game)] * num_envs)
+
+
+@contextmanager
+def stepping(make: Callable[[str, int], Any], game: str, num_envs: int) -> Iterator[Step]:
+    """One step of what ``make`` makes, with random actions."""
+    env = make(game, num_envs)
     env.reset()
     draw = np.random.default_rng(0)
     try:
@@ -133,8 +126,11 @@ ADAPTERS: dict[str, Callable[[str, int], sebulba.Env]] = {
     "Gymnasium, in processes": partial(make_gymnasium, processes=True),
 }
 WAYS: dict[str, Callable[[str, int], Any]] = {
-    **{name: partial(ours, make) for name, make in ADAPTERS.items()},
-    "SubprocVecEnv of Stable-Baselines3": baselines,
+    name: partial(stepping, make)
+    for name, make in {
+        **ADAPTERS,
+        "SubprocVecEnv of Stable-Baselines3": make_baselines,
+    }.items()
 }
 
 
