@@ -1,0 +1,111 @@
+"""PPO's configurations that work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+from sebulba.learners.ppo import PPOConfig
+from sebulba.presets import vtrace
+
+CARTPOLE = PPOConfig(
+    preset="ppo-cartpole",
+    env="CartPole-v1",
+    total_steps=500_000,
+    envs_per_actor=8,
+    batch_size=8,
+    policy_lag="1",
+    entropy_cost=0.0,
+    reward_scale=0.05,
+    log_every=10,
+    optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5),
+)
+
+ATARI = PPOConfig(
+    preset="ppo-atari",
+    env="Breakout-v5",
+    total_steps=10_000_000,
+    # Huang et al. 2022: 8 environments, 128 steps, 4 epochs of 4 minibatches.
+    envs_per_actor=8,
+    batch_size=8,
+    policy_lag="1",
+    clip_ratio=0.1,
+    clip_value=0.1,
+    reward_clip=1.0,
+    checkpoint=CheckpointConfig(interval=200),
+    network=NetworkConfig(torso="shallow", hidden_sizes=(512,), frame_stack=4),
+)
+
+PONG = dataclasses.replace(
+    ATARI,
+    preset="ppo-pong",
+    env="Pong-v5",
+    total_steps=4_000_000,
+    unroll_length=64,
+    num_epochs=3,
+    optimizer=dataclasses.replace(ATARI.optimizer, learning_rate=6e-4),
+    checkpoint=CheckpointConfig(interval=1000),
+    network=NetworkConfig(torso="small", hidden_sizes=(256,), frame_stack=4, pixels="normalized"),
+)
+
+MUJOCO = PPOConfig(
+    preset="ppo-mujoco",
+    env="HalfCheetah-v4",
+    total_steps=1_000_000,
+    # Updates of 2,048 steps, as those of Huang et al. 2022, but of several environments, and in
+    # larger minibatches with a larger rate, which take half the time.
+    envs_per_actor=8,
+    batch_size=8,
+    unroll_length=256,
+    num_epochs=10,
+    num_minibatches=8,
+    policy_lag="1",
+    entropy_cost=0.0,
+    # As in vtrace-mujoco.
+    reward_scale=vtrace.MUJOCO.reward_scale,
+    log_every=10,
+    network=vtrace.MUJOCO.network,
+    optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5),
+)
+
+LUNARLANDER = dataclasses.replace(
+    CARTPOLE,
+    preset="ppo-lunarlander",
+    env="LunarLander-v3",
+    total_steps=800_000,
+    envs_per_actor=16,
+    batch_size=16,
+    unroll_length=128,
+    num_minibatches=16,
+    # With a horizon of 100 steps V-trace learned to hover, since the 100 for a landing come later.
+    discount=0.999,
+    lambda_=0.98,
+    reward_scale=0.02,
+    entropy_cost=0.01,
+    optimizer=OptimizerConfig(name="adam", learning_rate=5e-4, epsilon=1e-5, max_gradient_norm=0.5),
+)
+
+MEMORY = dataclasses.replace(
+    CARTPOLE,
+    preset="ppo-memory",
+    env="sebulba/Memory",
+    envs_per_actor=16,
+    batch_size=16,
+    unroll_length=32,
+    reward_scale=1.0,
+    entropy_cost=0.01,
+    network=NetworkConfig(core="lstm", core_size=64, hidden_sizes=(64,)),
+)
+
+PRESETS: tuple[tuple[Config, str], ...] = (
+    (CARTPOLE, "CartPole-v1 with PPO: solved in about a minute."),
+    (LUNARLANDER, "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores."),
+    (MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
+    (ATARI, "Atari with PPO's network and hyper-parameters."),
+    (PONG, "Pong with PPO and the small network, for two CPU cores."),
+    (
+        MUJOCO,
+        "MuJoCo with PPO: 4,000 to 5,000 of HalfCheetah-v4, 2,000 to 2,600 of Hopper-v4.",
+    ),
+)
+"""Each with what it is for."""
