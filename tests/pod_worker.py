@@ -1,7 +1,7 @@
 """One process of a pod, for its tests: ``pod_worker.py MODE OUT HOSTS HOST PORT``.
 
-``learn`` writes what must be the same on every host, and gradients; ``raise`` trains until the
-environments of host 1 raise.
+``learn`` writes what must be the same on every host, and what is learned from given data; ``raise``
+trains until the environments of host 1 raise.
 """
 
 # ruff: noqa: E402 (JAX reads the environment when it is imported.)
@@ -30,10 +30,11 @@ import sebulba
 from sebulba import algorithms, envs, presets
 from sebulba.devices import cluster
 from sebulba.learners import make_optimizer
+from sebulba.learners.epochs import EpochConfig
 from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences
 from sebulba.learners.sharding import TRAJECTORY_AXES, assemble
-from sebulba.types import ActorOutput, Trajectory
+from sebulba.types import ActorOutput, Trajectory, Unroll
 
 T, B = 20, 12
 SHARE = B // LEARNERS
@@ -48,8 +49,8 @@ def main() -> None:
     if MODE == "raise":
         train_until_host_1_raises(topology)
     found = {
-        preset: {"digests": digests(preset, topology), "gradient": gradient(preset, topology)}
-        for preset in ("vtrace-catch", "r2d2-catch")
+        preset: {"digests": digests(preset, topology), "learned": learned(preset, topology)}
+        for preset in ("vtrace-catch", "r2d2-catch", "ppo-cartpole", "pqn-cartpole")
     }
     (OUT / f"{HOSTS}-{HOST}.json").write_text(json.dumps(found))
 
@@ -61,6 +62,16 @@ def small(preset: str) -> Any:
     if isinstance(config, sebulba.R2D2Config):
         replay = dataclasses.replace(config.replay, capacity=500, min_size=50)
         config = dataclasses.replace(config, batch_size=LEARNERS, replay=replay)
+    if isinstance(config, EpochConfig):
+        config = dataclasses.replace(
+            config,
+            env="sebulba/Catch",
+            unroll_length=T,
+            # Of several minibatches, each device chooses its own steps.
+            num_minibatches=1,
+            # Adam would make one size of gradients that differ by a factor.
+            optimizer=sebulba.OptimizerConfig(name="rmsprop", epsilon=1.0, learning_rate=0.3),
+        )
     return config
 
 
@@ -99,8 +110,8 @@ def digests(preset: str, topology: sebulba.Topology) -> list[str]:
     ]
 
 
-def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
-    """On data that do not depend on the number of hosts."""
+def learned(preset: str, topology: sebulba.Topology) -> list[float]:
+    """From data that do not depend on the number of hosts: a gradient, or all of PPO's epochs."""
     config = small(preset)
     env: Any = envs.Catch(1, seed=0)
     if config.network.core == "lstm":
@@ -115,6 +126,11 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
         (number, slice((first + number) * SHARE, (first + number + 1) * SHARE))
         for number in range(len(topology.learners))
     ]
+    if isinstance(config, EpochConfig):
+        before = numbers(learner.params(state))
+        learner.add([Unroll(0, [part(cut, topology) for cut in cuts])])
+        after = numbers(learner.params(learner.update(state, 0.0)[0]))
+        return [end - start for start, end in zip(before, after, strict=True)]
     if preset == "vtrace-catch":
         fixed: Any = ()
         batch: Any = (assemble([part(cut, topology) for cut in cuts], TRAJECTORY_AXES, topology),)
@@ -123,7 +139,12 @@ def gradient(preset: str, topology: sebulba.Topology) -> list[float]:
         learner.replay.sizes = lambda: [100] * len(cuts)
         batch = (learner._batch([sample(cut, agent, topology) for cut in cuts]),)
     found = jax.jit(learner.synchronized.gradient)(learner.params(state), batch, fixed)[0][0]
-    flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(found)])
+    return numbers(found)
+
+
+def numbers(tree: Any) -> list[float]:
+    """All that this host's first learner device holds of a tree."""
+    flat = jnp.concatenate([leaf.addressable_data(0).ravel() for leaf in jax.tree.leaves(tree)])
     return [float(number) for number in flat]
 
 

@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import tyro
+import yaml
 from paths import ROOT
 
 from sebulba import algorithms, presets
@@ -62,7 +64,6 @@ def test_slurm() -> None:
 
 
 def test_kubernetes() -> None:
-    yaml = pytest.importorskip("yaml")
     parts = {part["kind"]: part for part in yaml.safe_load_all(read("kubernetes.yaml"))}
     assert set(parts) == {"Service", "Job", "Deployment"}
     pods = {kind: parts[kind]["spec"]["template"] for kind in ("Job", "Deployment")}
@@ -91,6 +92,15 @@ def test_kubernetes() -> None:
         assert files and all(file.is_relative_to(mounts["secrets"]) for file in files)
     assert trainer.config.out is not None and trainer.config.out.is_relative_to("/runs")
     assert "tls.key" not in str(pods["Deployment"]), "the key is the trainer's alone"
+
+
+def test_kubernetes_knows_every_field() -> None:
+    newest = kubernetes_validate.latest_version()
+    for part in yaml.safe_load_all(read("kubernetes.yaml")):
+        kubernetes_validate.validate(part, newest, strict=True)
+        part["spec"]["replica"] = 1
+        with pytest.raises(kubernetes_validate.ValidationError, match="'replica' was unexpected"):
+            kubernetes_validate.validate(part, newest, strict=True)
 
 
 def read(name: str) -> str:

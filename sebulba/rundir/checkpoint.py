@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
-import functools
-import sys
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from sebulba.rundir import contents
 from sebulba.types import Params
 from sebulba.validation import ConfigError
+
+# In every write it says that it misses the files of a format that we do not use.
+logging.getLogger("absl").addFilter(
+    lambda record: (
+        not str(record.msg).endswith("per-process OCDBT checkpoint subdirs found in %s, ")
+    )
+)
 
 Counts = dict[str, float]
 """Numbers of the run so far: updates, steps, episodes, seconds."""
@@ -25,6 +33,47 @@ Counts = dict[str, float]
 
 class DamagedError(ConfigError):
     """A checkpoint that cannot be read, or is not what was written."""
+
+
+_FILES = tensorstore.Context()
+"""Where TensorStore's threads for files belong: as many as there are cores, and 4 at least.
+
+Orbax makes up to 128 of them for each checkpoint, and the heaps that the C library gives to threads
+fill up one after the other, with memory that is free again, but is not given back.
+"""
+
+
+class _NumpyHandler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax has no types.
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+        for info in infos:
+            info.ts_context = _FILES
+        return await super().serialize(values, infos, args)
+
+
+class _ArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]  # Orbax has no types.
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+        for info in infos:
+            info.ts_context = _FILES
+        return await super().serialize(values, infos, args)
+
+    async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        """Wait for all arrays, also where one cannot be read.
+
+        Orbax closes the event loop as soon as one fails. For each array that is still being read
+        then, Python, its logger or TensorStore's threads would print that nobody waits for it.
+        """
+        before = asyncio.all_tasks()
+        try:
+            return await super().deserialize(infos, args)
+        except Exception:
+            while left := asyncio.all_tasks() - before:
+                await asyncio.gather(*left, return_exceptions=True)
+            raise
+
+
+_TYPES = ocp.type_handlers.create_type_handler_registry(
+    (np.ndarray, _NumpyHandler()), (jax.Array, _ArrayHandler())
+)
 
 
 class Checkpointer:
@@ -40,6 +89,16 @@ class Checkpointer:
         self._is_writing = False
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
+            item_handlers={
+                # A file for each array takes somewhat longer to write than one common file,
+                # TensorStore's format OCDBT. But that would leave 30 KiB behind each time: what
+                # TensorStore turns from JSON into Python, here the place of each array, is never
+                # freed.
+                "arrays": ocp.PyTreeCheckpointHandler(
+                    use_ocdbt=False, type_handler_registry=_TYPES
+                ),
+                "counts": ocp.JsonCheckpointHandler(),
+            },
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=max_to_keep,
                 create=True,
@@ -91,12 +150,13 @@ class Checkpointer:
             return
         _release_memory()
         # The learner donates its state to the next update while this one is still being written.
-        copies, sums = _copy((state, params))
-        items = dict(zip(("state", "params"), zip(copies, sums, strict=True), strict=True))
+        trees = {"state": state, "params": params}
+        arrays, sums = _copy(trees)
         if previous is not None:
-            items["previous"] = (previous, contents.checksums(previous))
+            trees["previous"] = arrays["previous"] = previous
+            sums["previous"] = contents.checksums(previous)
         of_items = {
-            name: contents.describe(tree, np.asarray(sums)) for name, (tree, sums) in items.items()
+            name: contents.describe(tree, np.asarray(sums[name])) for name, tree in trees.items()
         }
         record = {"counts": counts, **of_items}
         self._is_writing = True
@@ -104,7 +164,7 @@ class Checkpointer:
             turn,
             args=ocp.args.Composite(
                 # One item, since TensorStore keeps some memory for each that is ever written.
-                arrays=ocp.args.PyTreeSave({name: tree for name, (tree, _) in items.items()}),
+                arrays=ocp.args.PyTreeSave(arrays),
                 counts=ocp.args.JsonSave({**record, "digest": contents.digest(record)}),
             ),
         )
@@ -167,7 +227,8 @@ class Checkpointer:
         )
         with self._reading(turn):
             args = ocp.args.Composite(arrays=arrays)
-            restored = self._manager.restore(turn, args=args)["arrays"][item]
+            data = self._manager.restore(turn, args=args)["arrays"][item]
+            restored = jax.tree.map(_as_keys, tree, data)
             if changed := contents.changed(record[item], restored):
                 raise ValueError(f"{', '.join(changed)}: not what was written")
         return restored
@@ -175,13 +236,8 @@ class Checkpointer:
     @contextlib.contextmanager
     def _reading(self, turn: int) -> Iterator[None]:
         """Turn what is raised for files that are missing, cut short or changed into one error."""
-        before = sys.unraisablehook
-        if getattr(before, "func", None) is not _print_unless_late:
-            sys.unraisablehook = functools.partial(_print_unless_late, before)
         try:
             yield
-            # Only now: where one array could not be read, others may still arrive.
-            sys.unraisablehook = before
         except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax raises many kinds, and plain ones.
@@ -212,16 +268,6 @@ class Checkpointer:
             self._manager.close()
 
 
-def _print_unless_late(print_others: Callable[[Any], object], unraisable: Any) -> None:
-    """Print what a thread could not raise, except that an array arrives after the reading ended.
-
-    All arrays are read at once. Where one fails, Orbax ends the reading, and TensorStore's threads
-    have nobody to give the others to.
-    """
-    if str(unraisable.exc_value) != "Event loop is closed":
-        print_others(unraisable)
-
-
 def _release_memory() -> None:
     """Give the system back what is free: each write has new threads, whose heaps would only grow.
 
@@ -232,10 +278,20 @@ def _release_memory() -> None:
 
 
 @jax.jit
-def _copy(trees: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[jax.Array]]:
+def _copy(trees: dict[str, Any]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """Copies on the same devices, all arrays in one call, and the checksums of each tree."""
-    return jax.tree.map(jnp.copy, trees), [contents.checksums(tree) for tree in trees]
+    copies = jax.tree.map(lambda leaf: jnp.copy(contents.data(leaf)), trees)
+    return copies, {name: contents.checksums(tree) for name, tree in trees.items()}
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    data = jax.eval_shape(contents.data, leaf)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def _as_keys(leaf: Any, data: jax.Array) -> jax.Array:
+    """What was read in the place of ``leaf``: random keys are written as their data."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return data
+    impl = jax.random.key_impl(jnp.empty(0, leaf.dtype))  # ``leaf`` may be a shape and type alone.
+    return jax.random.wrap_key_data(data, impl=impl)

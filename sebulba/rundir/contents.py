@@ -67,11 +67,16 @@ def _checksum(leaf: jax.Array) -> jax.Array:
     return jnp.sum(words * factors, dtype=jnp.uint32)
 
 
+def data(leaf: Any) -> jax.Array:
+    """An array as it is, and an array of random keys as the numbers that they are made of."""
+    leaf = jnp.asarray(leaf)
+    is_keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_keys else leaf
+
+
 def _words(leaf: jax.Array) -> jax.Array:
     """The bits of an array as unsigned numbers of up to 32 bits."""
-    leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
+    leaf = data(leaf)
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint8)
     if jnp.iscomplexobj(leaf):

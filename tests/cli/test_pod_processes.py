@@ -172,19 +172,19 @@ def workers(mode: str, out: Path, hosts: int) -> list[subprocess.Popen[str]]:
 
 
 @slow
-def test_same_bits_on_all_devices_and_the_gradient_of_one_process(tmp_path: Path) -> None:
+def test_same_bits_on_all_devices_and_what_one_process_learns(tmp_path: Path) -> None:
     for hosts in (1, 2):
         for process in workers("learn", tmp_path, hosts):
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=600)
             assert process.returncode == 0, output
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    for preset in ("vtrace-catch", "r2d2-catch"):
+    for preset in ("vtrace-catch", "r2d2-catch", "ppo-cartpole", "pqn-cartpole"):
         per_host = [found[host][preset]["digests"] for host in ("2-0", "2-1")]
         assert [len(digests) for digests in per_host] == [3, 3]
         assert len({digest for digests in per_host for digest in digests}) == 1
-        together, alone = (found[name][preset]["gradient"] for name in ("2-0", "1-0"))
+        together, alone = (found[name][preset]["learned"] for name in ("2-0", "1-0"))
         scale = max(map(abs, alone))
-        assert scale > 0
+        assert scale > 1e-3
         assert max(abs(a - b) for a, b in zip(together, alone, strict=True)) <= 1e-5 * scale
 
 
