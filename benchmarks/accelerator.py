@@ -6,13 +6,17 @@
 First preflight.py sees whether all is there; matplotlib is needed for plots only. Each stage is
 some commands, one after the other; what they print goes to OUT/STAGE.log:
 
-  atari, shallow, r2d2   for vtrace-atari, vtrace-atari-shallow and r2d2-atari-small: `sebulba
-                         tune`, then throughput.py with the best setting that it found
+  atari, shallow, r2d2,  for vtrace-atari, vtrace-atari-shallow, r2d2-atari-small, ppo-atari and
+  ppo, pqn               pqn-atari: `sebulba tune`, then throughput.py with the best setting that it
+                         found
   microbatches           sweep.py over --num-microbatches: does a long update in parts let
                          acting slip in between?
   pong, breakout         vtrace-atari-shallow, with the setting found if there is one, for so many
                          minutes in OUT/STAGE/run; its learning curve, with evaluations, in
                          OUT/STAGE
+  ppo-pong, pqn-pong,    the same with ppo-atari and pqn-atari
+  ppo-breakout,
+  pqn-breakout
 
 A command that fails or takes too long ends neither its stage nor the others: what comes after makes
 do with what there is. The last lines say which stage failed, and the exit status is 1.
@@ -36,7 +40,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -45,12 +49,18 @@ PRESETS = {
     "atari": "vtrace-atari",
     "shallow": "vtrace-atari-shallow",
     "r2d2": "r2d2-atari-small",
+    "ppo": "ppo-atari",
+    "pqn": "pqn-atari",
 }
 GAMES = {
-    # Pixels as in the preset vtrace-pong, whose updates are too small for an accelerator.
-    "pong": ["--env", "Pong-v5", "--network.pixels", "normalized"],
-    "breakout": ["--env", "Breakout-v5"],
+    # Pixels as in the presets for Pong on a CPU, whose updates are too small for an accelerator.
+    "pong": ("--env", "Pong-v5", "--network.pixels", "normalized"),
+    "breakout": ("--env", "Breakout-v5"),
 }
+TRAININGS = {"pong": ("shallow", "pong"), "breakout": ("shallow", "breakout")} | {
+    f"{tuned}-{game}": (tuned, game) for tuned in ("ppo", "pqn") for game in GAMES
+}
+"""The stage that tunes the preset, and the game, of each stage that trains."""
 PREFLIGHT = 300.0
 """Seconds that the preflight may take."""
 GRACE = 60.0
@@ -58,7 +68,10 @@ GRACE = 60.0
 INTERRUPTED = 130
 """What sebulba exits with where it was interrupted. (This process imports nothing of it: the
 devices and their memory are for the commands.)"""
-Stage = Literal["atari", "shallow", "r2d2", "microbatches", "pong", "breakout"]
+Stage = Literal[
+    *("atari", "shallow", "r2d2", "microbatches", "pong", "breakout"),
+    *("ppo", "pqn", "ppo-pong", "pqn-pong", "ppo-breakout", "pqn-breakout"),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +80,7 @@ class Options:
 
     out: Path
     """The folder for the results."""
-    stages: tuple[Stage, ...] = ("atari", "shallow", "r2d2", "microbatches", "pong", "breakout")
+    stages: tuple[Stage, ...] = get_args(Stage)
     """In their order."""
     repeats: int = 3
     """Of throughput.py and sweep.py."""
@@ -224,9 +237,10 @@ def train(stage: str, session: Session) -> bool:
     """Train for the minutes there are; however that ends, draw the learning curve."""
     options = session.options
     directory, resume = run_directory(stage, session)
+    preset, game = TRAININGS[stage]
     command = [
-        *("-m", "sebulba", "train", PRESETS["shallow"], *GAMES[stage]),
-        *without_actors(words_in(tuned_file("shallow"), session)),
+        *("-m", "sebulba", "train", PRESETS[preset], *GAMES[game]),
+        *without_actors(words_in(tuned_file(preset), session)),
         *("--checkpoint.interval", "2000", "--checkpoint.max-to-keep", "1000", "--out", directory),
         *resume,
         *options.train,
@@ -267,7 +281,7 @@ def words_in(tuned: str, session: Session) -> list[str]:
 
 
 ACTORS = 2
-"""actors_per_device of the preset that the games are trained with."""
+"""actors_per_device of the presets that the games are trained with."""
 
 
 def without_actors(words: Sequence[str]) -> list[str]:
@@ -287,7 +301,7 @@ def without_actors(words: Sequence[str]) -> list[str]:
 STAGES: dict[str, Callable[[str, Session], bool]] = {
     **dict.fromkeys(PRESETS, measure),
     "microbatches": microbatches,
-    **dict.fromkeys(GAMES, train),
+    **dict.fromkeys(TRAININGS, train),
 }
 
 if __name__ == "__main__":

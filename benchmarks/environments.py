@@ -1,12 +1,12 @@
 """Steps every environment of EnvPool, and says which families work.
 
-    python benchmarks/environments.py                          all ids: about an hour on two cores
+    python benchmarks/environments.py                          all ids: some minutes
     python benchmarks/environments.py --families box2d classic_control
     python benchmarks/environments.py --redraw                 the table of what was found before
 
-Each is played for a few steps with the checks of training, in a process that serves many and is
-started anew where an environment ends it. OUT.json holds what became of each, OUT.md a row for each
-family, with the preset to start from and what the worst of the seeds learned (by ``seeds.py``).
+Each is played for a few steps with the checks of training, in a process of its own. OUT.json holds
+what became of each, OUT.md a row for each family, with the preset to start from and what the worst
+of the seeds learned (by ``seeds.py``).
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import multiprocessing
+import os
 import pickle
 import re
-import subprocess
-import sys
-import threading
+import signal
+import tempfile
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,7 @@ from sebulba.envs.check import random_action
 from sebulba.envs.contract import TimestepCheck
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVE = "--serve"
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 120
 ENDED = "ended the process"
 LEAST_STEPS = 40
 PRESETS = {
@@ -51,6 +51,24 @@ PRESETS = {
 }
 """To start from; in the other families, the last one."""
 GENERIC = "vtrace-generic"
+NAMES = {
+    "atari": "Atari",
+    "gfootball": "Google Research Football",
+    "vizdoom": "ViZDoom",
+    "procgen": "Procgen",
+    "minigrid": "MiniGrid, BabyAI",
+    "box2d": "Box2D",
+    "classic_control": "classic control",
+    "toy_text": "toy text",
+    "jumanji": "Jumanji",
+    "pgx": "PGX",
+    "mujoco.gym": "MuJoCo: Gymnasium's tasks",
+    "mujoco.dmc": "MuJoCo: DM Control",
+    "mujoco.metaworld": "MuJoCo: MetaWorld",
+    "mujoco.playground": "MuJoCo: Playground",
+    "mujoco.robotics": "MuJoCo: robotics",
+    "mujoco.myosuite": "MuJoCo: MyoSuite",
+}
 LIBRARIES = {"procgen": "Qt 5 (Debian: libqt5gui5)"}
 
 
@@ -74,42 +92,26 @@ def main(options: Options) -> None:
     """Step all of them, and write OUT.json and OUT.md."""
     results = options.out.with_suffix(".json")
     known = json.loads(results.read_text()) if options.retry else []
-    if not options.redraw:
-        rows = step_families(options, {row["id"]: row for row in known})
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(json.dumps(rows, indent=1) + "\n")
+    found = {row["id"]: row for row in known}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    families = of_families()
+    # The largest last, and what is known is written after each.
+    for family, _ in reversed(Counter(families.values()).most_common()):
+        if not options.redraw and (not options.families or family in options.families):
+            members = [env_id for env_id in families if families[env_id] == family]
+            wanted = [env_id for env_id in members if not is_fine(found.get(env_id))]
+            for env_id, row in step_all(wanted, options).items():
+                found[env_id] = {**row, "id": env_id, "family": family}
+            rows = [found[env_id] for env_id in families if env_id in found]
+            results.write_text(json.dumps(rows, indent=1) + "\n")
     text = table(json.loads(results.read_text()))
     options.out.with_suffix(".md").write_text(text)
     print(text)
 
 
-def step_families(options: Options, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each id, and of those that are ``known``."""
-    ids = SimpleQueue[str]()
-    families = of_families()
-    for env_id, family in families.items():
-        wanted = not options.families or family in options.families
-        if wanted and not (env_id in known and is_fine(known[env_id])):
-            ids.put(env_id)
-    found = dict(known)
-    threads = [
-        threading.Thread(target=step_all, args=(ids, options.steps, found))
-        for _ in range(options.processes)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [
-        {**found[env_id], "id": env_id, "family": family}
-        for env_id, family in families.items()
-        if env_id in found
-    ]
-
-
-def is_fine(row: dict[str, Any]) -> bool:
+def is_fine(row: dict[str, Any] | None) -> bool:
     """Whether nothing is left to be asked."""
-    return row["error"] is None and row["seeds"]
+    return row is not None and row["error"] is None and row["seeds"]
 
 
 def of_families() -> dict[str, str]:
@@ -119,75 +121,44 @@ def of_families() -> dict[str, str]:
     return {env_id: path.removeprefix("envpool.") for env_id, (path, *_) in registry.specs.items()}
 
 
-def step_all(ids: SimpleQueue[str], steps: int, found: dict[str, dict[str, Any]]) -> None:
-    """Give one id after the other to a process, and start another where it ends."""
-    server: Server | None = None
-    while True:
-        try:
-            env_id = ids.get_nowait()
-        except Empty:
-            break
-        answer = server.ask(env_id) if server is not None else None
-        if answer is None or answer["error"] == ENDED:
-            # In a process of its own: drawing another one may have broken the last.
-            server = Server(steps)
-            answer = server.ask(env_id)
-        found[env_id] = answer
-        print(
-            f"{len(found):5} {env_id:45} {found[env_id].get('error') or 'works'}"[:140], flush=True
-        )
-        if server.process.poll() is not None:
-            server = None
-    if server is not None:
-        server.process.kill()
+def step_all(ids: list[str], options: Options) -> dict[str, dict[str, Any]]:
+    """What became of each id, in a process of its own: what one breaks does not reach the next."""
+    # Forked, so that nothing is imported a thousand times. Nothing has started a thread yet.
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(ids)), dict[Connection, str]()
+    found: dict[str, dict[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < options.processes:
+            ours, theirs = fork.Pipe(duplex=False)
+            env_id = waiting.pop()
+            fork.Process(target=step_one, args=(env_id, options.steps, theirs)).start()
+            theirs.close()
+            running[ours] = env_id
+        for pipe in wait(list(running)):
+            assert isinstance(pipe, Connection)
+            try:
+                found[running[pipe]] = pipe.recv()
+            except EOFError:
+                env_id = running.pop(pipe)
+                what = found[env_id]["error"] or "works"
+                print(f"{len(found):5} {env_id:45} {what}"[:140], flush=True)
+                pipe.close()
+    return found
 
 
-class Server:
-    """A process that steps the environments whose ids it is sent."""
-
-    def __init__(self, steps: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, SERVE, str(steps)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def ask(self, env_id: str) -> dict[str, Any]:
-        """What became of it: the last line that the process wrote of it."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        answer: dict[str, Any] = {"error": ENDED}
-        try:
-            self.process.stdin.write(env_id + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return answer
-        timer = threading.Timer(LIMIT_SECONDS, self.process.kill)
-        timer.start()
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                answer = json.loads(line)
-                if answer.pop("whole"):
-                    break
-        timer.cancel()
-        return answer
-
-
-def serve(steps: int) -> None:
-    """Step the environments whose ids arrive; write what is known before each risk."""
-    for line in sys.stdin:
-        answer = {"error": ENDED, "seeds": None, "renders": False}
-        tell(answer, whole=False)
-        answer = {**answer, **stepped(line.strip(), steps)}
-        if answer["error"] is None:
-            tell(answer, whole=False)  # Rendering may end the process.
-            answer["renders"] = renders(line.strip())
-        tell(answer, whole=True)
-
-
-def tell(answer: dict[str, Any], whole: bool) -> None:
-    print(json.dumps({**answer, "whole": whole}), flush=True)
+def step_one(env_id: str, steps: int, answers: Connection) -> None:
+    """Step one environment; send what is known before each risk."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.chdir(tempfile.gettempdir())  # MuJoCo writes its warnings where it runs.
+    signal.alarm(LIMIT_SECONDS)  # It ends the process, whatever native code is doing.
+    answer: dict[str, Any] = {"error": ENDED, "seeds": None, "renders": False}
+    answers.send(answer)
+    answer |= stepped(env_id, steps)
+    answers.send(answer)
+    if answer["error"] is None:
+        answers.send({**answer, "renders": renders(env_id)})
 
 
 def stepped(env_id: str, steps: int) -> dict[str, Any]:
@@ -249,20 +220,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         families[row["family"]].append(row)
     lines = [
-        "| family | ids | accepted | seeds respected | drawn | system library | preset | learned | "
-        "why others are not accepted |",
-        "| --- | ---: | ---: | ---: | ---: | --- | --- | --- | --- |",
+        "| family | ids | accepted | differ with the seed | can be drawn | system library "
+        "| start from | learned, with the worst of the seeds |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- | --- |",
     ]
     learned = what_was_learned()
     for family, members in sorted(families.items(), key=lambda item: -len(item[1])):
         working = [row for row in members if row["error"] is None]
-        heed = sum(row["seeds"] for row in working)
+        differ = sum(row["seeds"] for row in working)
         drawn = sum(row["renders"] for row in working)
-        why = "; ".join(sorted({reason(row) for row in members if row["error"] is not None}))
         of_ids = [text for row in members for text in learned.get(row["id"], [])]
         cells = [
-            *(family, len(members), len(working), heed, drawn, LIBRARIES.get(family, "none")),
-            *(f"`{PRESETS.get(family, GENERIC)}`", "; ".join(of_ids), why),
+            *(NAMES.get(family, family), len(members), len(working), differ, drawn),
+            *(LIBRARIES.get(family, "none"), f"`{PRESETS.get(family, GENERIC)}`"),
+            "; ".join(of_ids),
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
@@ -276,21 +247,13 @@ def what_was_learned() -> dict[str, list[str]]:
         words = result["command"].split()
         env_id = words[words.index("--env") + 1] if "--env" in words else presets.get(words[2]).env
         worst = min(result["seeds"], key=lambda of_seed: of_seed["return_mean"])
+        mean = worst["return_mean"]
         learned[env_id].append(
-            f"{env_id}: {worst['return_mean']:.4g} after {worst['steps'] / 1e6:.2g} million steps "
-            f"({worst['seconds'] / 60:.0f} min, `{words[2]}`)"
+            f"{env_id.rpartition('/')[2]}: {mean:{',.0f' if abs(mean) >= 100 else '.2f'}} after "
+            f"{worst['steps'] / 1e6:.2g} million steps, {worst['seconds'] / 60:.0f} min"
         )
     return learned
 
 
-def reason(row: dict[str, Any]) -> str:
-    """Why it does not work, without its id."""
-    text = str(row["error"]).replace(row["id"], "").partition(":")[2].strip() or row["error"]
-    return text.partition(", but")[0][:80]
-
-
 if __name__ == "__main__":
-    if SERVE in sys.argv:
-        serve(int(sys.argv[2]))
-    else:
-        main(tyro.cli(Options, description=__doc__))
+    main(tyro.cli(Options, description=__doc__))

@@ -3,7 +3,7 @@
     python benchmarks/remote.py link        # round trips of 64 x 84 x 84 bytes, plain and encrypted
     python benchmarks/remote.py training    # Pong: local, remote and encrypted lanes in alternation
     python benchmarks/remote.py strangers   # malformed messages and bad handshakes while it trains
-    python benchmarks/remote.py sleepers    # 64 lanes of environments that only sleep
+    python benchmarks/remote.py sleepers    # 64 env-hosts, whose environments only sleep
 
 Trainer and env-hosts share the machine's cores, so where those are the limit, remote lanes have
 fewer than they would have on a machine of their own. OUT.json holds the raw numbers.
@@ -331,7 +331,7 @@ def harass(address: str, sent: dict[str, int]) -> None:
 
 
 def sleepers(options: Options, files: Files) -> dict[str, Any]:
-    """64 lanes of 16 environments, in 8 processes, and a network that costs next to nothing."""
+    """64 env-hosts of 16 environments each, and a network that costs next to nothing."""
     address = free_address()
     out = Path(tempfile.mkdtemp()) / "run"
     words = ["train", "vtrace-catch", "--env", "remote:SleepingCatch"]
@@ -339,9 +339,9 @@ def sleepers(options: Options, files: Files) -> dict[str, Any]:
     words += ["--envs-per-actor", "16", "--batch-size", "64", "--listen", address]
     words += ["--min-lanes", "64", "--total-steps", str(options.total_steps * 10)]
     words += ["--out", str(out), "--log-every", "5"]
-    host = ["--connect", address, "--env", "remote:SleepingCatch", "--envs", "16", "--lanes", "8"]
+    host = ["--connect", address, "--env", "remote:SleepingCatch", "--envs", "16"]
     with running(*words) as train, contextlib.ExitStack() as stack:
-        for _ in range(8):
+        for _ in range(64):
             stack.enter_context(running("env-host", *host))
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(train.stdout or []), daemon=True)

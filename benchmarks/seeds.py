@@ -29,6 +29,8 @@ import sebulba
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = 200
 """Of a curve that are kept."""
+GAMES = 100
+"""So many are averaged in the returns of a training's metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Options:
     """Whole games that each trained policy plays."""
     at_least: float | None = None
     """The mean return that each seed must reach in them."""
+    reach: tuple[float, ...] = ()
+    """Also say when, during training, the mean return of the last 100 games first reached each."""
     out: Path | None = None
     """Without its suffix. None: benchmarks/results/seeds_ and the preset's name, and that of the
     environment if it is another than the preset's."""
@@ -81,6 +85,7 @@ def trained(options: Options, words: list[str], seed: int, run: Path) -> dict[st
     evaluation = json.loads(played.stdout)
     rows = [row for row in sebulba.read_metrics(run) if row["episode_return_mean"] is not None]
     step = max(1, len(rows) // POINTS)
+    reached = {str(value): first_at(value, rows) for value in options.reach}
     kept = rows[step - 1 :: step]
     return {
         "seed": seed,
@@ -88,16 +93,29 @@ def trained(options: Options, words: list[str], seed: int, run: Path) -> dict[st
         "seconds": round(seconds, 1),
         "return_mean": evaluation["mean"],
         "standard_error": evaluation["standard_error"],
+        **({"reached": reached} if reached else {}),
         "curve": [[row["steps"], row["seconds"], row["episode_return_mean"]] for row in kept],
     }
 
 
+def first_at(value: float, rows: list[dict[str, Any]]) -> tuple[int, float] | None:
+    """Steps and seconds until the mean return of 100 games was at least ``value``."""
+    for row in rows:
+        if row["episodes"] >= GAMES and row["episode_return_mean_100"] >= value:
+            return row["steps"], row["seconds"]
+    return None
+
+
 def said(of_seed: dict[str, Any]) -> str:
     """One line about a seed."""
-    return (
+    words = [
         f"seed {of_seed['seed']}: {of_seed['return_mean']:.4g} +- {of_seed['standard_error']:.2g} "
         f"after {of_seed['steps']:,} steps and {of_seed['seconds'] / 60:.1f} minutes"
-    )
+    ]
+    for value, when in of_seed.get("reached", {}).items():
+        at = f"after {when[0]:,} steps and {when[1] / 60:.1f} minutes" if when else "not reached"
+        words.append(f"{float(value):g} {at}")
+    return "; ".join(words)
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

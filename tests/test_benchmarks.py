@@ -158,6 +158,15 @@ def test_what_tune_had_found_is_measured_where_it_failed(
     assert sweep.startswith("benchmarks/sweep.py vtrace-atari num-microbatches")
 
 
+def test_a_game_is_trained_with_what_was_found_for_its_preset(
+    accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    (tmp_path / "ppo-atari.tuned").write_text("--env-threads 3\n")
+    status, (train, *_) = accelerate(["ppo-breakout"], Runner())
+    assert status == 0
+    assert train.startswith("-m sebulba train ppo-atari --env Breakout-v5 --env-threads 3 ")
+
+
 def test_a_training_that_failed_gets_its_curve(
     accelerate: Callable[..., tuple[int, list[str]]], tmp_path: Path
 ) -> None:
@@ -257,14 +266,15 @@ def test_a_command_is_logged_and_interrupted(
 
 def test_learning_takes_as_many_actors_as_the_preset(load: Load) -> None:
     accelerator = load("accelerator")
-    preset = presets.get(accelerator.PRESETS["shallow"])
-    assert preset.actors_per_device == accelerator.ACTORS
+    trained = [accelerator.PRESETS[stage] for stage, _ in accelerator.TRAININGS.values()]
+    (actors,) = {presets.get(preset).actors_per_device for preset in trained}
+    assert actors == accelerator.ACTORS
 
     def left_of(actors: int) -> str:
         tuned = f"--envs-per-actor 8 --actors-per-device {actors} --env-threads 4"
         return " ".join(accelerator.without_actors(tuned.split()))
 
-    assert left_of(preset.actors_per_device) == "--envs-per-actor 8 --env-threads 4"
+    assert left_of(actors) == "--envs-per-actor 8 --env-threads 4"
     assert left_of(16) == "--envs-per-actor 8"
     assert accelerator.without_actors([]) == []
 
@@ -364,3 +374,10 @@ def test_rows_of_scaling_are_written_at_once(
     assert json.loads((tmp_path / "scaling.json").read_text()) == [{"devices": 1}]
     with pytest.raises(ConfigError, match="updates is 3: it must be at least 4"):
         scaling.main(scaling.Options(updates=3, out=tmp_path / "none"))
+
+
+def test_the_table_of_environments_is_what_was_found() -> None:
+    table = (ROOT / "benchmarks" / "results" / "environments.md").read_text()
+    assert (
+        len(table.splitlines()) == 19 and table in (ROOT / "docs" / "environments.md").read_text()
+    )
