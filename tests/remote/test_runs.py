@@ -157,13 +157,18 @@ def test_lives_never_mix_in_a_replay(
 
 def test_with_a_fixed_lag_a_lost_lane_is_waited_for(address: str) -> None:
     config = tiny(total_steps=2000, remote_lanes=1, actors_per_device=1, policy_lag="0")
-    taken: list[tuple[int, float]] = []
+    lanes: list[int] = []
+    taken_without: list[int] = []
+
+    def come_back() -> None:
+        taken_without.append(len(lanes))
+        hosts.append(host_of(config, address))
 
     def see(unroll: Unroll) -> None:
-        taken.append((unroll.lane, time.monotonic()))
-        if len(taken) == 20:
+        lanes.append(unroll.lane)
+        if len(lanes) == 20:
             hosts[0].stop()
-            threading.Timer(1.0, lambda: hosts.append(host_of(config, address))).start()
+            threading.Timer(1.0, come_back).start()
 
     hosts = [host_of(config, address)]
     try:
@@ -177,8 +182,9 @@ def test_with_a_fixed_lag_a_lost_lane_is_waited_for(address: str) -> None:
     finally:
         for host in hosts:
             host.stop()
-    assert [lane for lane, _ in taken] == [number % 2 for number in range(len(taken))]
-    assert max(np.diff([at for _, at in taken])) >= 1.0
+    assert lanes == [number % 2 for number in range(len(lanes))]
+    # What the local lane had ready, and no more: in that second it could have ended the run.
+    assert taken_without[0] <= 22 < len(lanes)
 
 
 def test_the_loss_of_a_lane_ends_a_run_that_is_told_so(address: str) -> None:
