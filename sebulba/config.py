@@ -84,6 +84,7 @@ class OptimizerConfig(Fields):
     name: Literal["rmsprop", "adam", "radam"] = "rmsprop"
     """radam: Adam with a warm-up that follows from the variance of its steps (Liu et al. 2020)."""
     learning_rate: Positive = 6e-4
+    """At the start of training."""
     decay_to_zero: bool = True
     """Decay the learning rate linearly to 0 at total_steps."""
     epsilon: Positive = 1e-8
@@ -123,6 +124,7 @@ class Config(Fields):
     total_steps: Count = 500_000
     """Agent steps to train for, over all hosts. The frames are this times the frame skip."""
     seed: Seed = 0
+    """Of parameters, environments, exploration and replay."""
     out: Path | None = None
     """The run directory. From Python, None writes nothing."""
     resume: bool = False

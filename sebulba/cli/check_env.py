@@ -34,6 +34,7 @@ class Options:
     num_steps: int = 2000
     """How often they are stepped."""
     seed: int = 0
+    """Of environments and actions."""
     timeout_seconds: float = 60.0
     """How long one step may take."""
 

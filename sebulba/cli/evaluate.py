@@ -24,9 +24,11 @@ class Options:
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """The directory that --out named when training."""
     episodes: int = 100
+    """How many whole episodes."""
     greedy: bool = False
     """Take the best action: no sampling (V-trace, PPO), no random ones (R2D2, PQN)."""
     seed: int = 0
+    """Of environments and sampled actions."""
     checkpoint: int | None = None
     """Name of the checkpoint: the turns behind it. None: the last."""
     json: bool = False

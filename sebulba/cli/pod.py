@@ -15,6 +15,7 @@ class Options:
     """What the command takes, before the --."""
 
     hosts: int = 2
+    """How many processes."""
     devices_per_host: int = 4
     """CPU devices of each process."""
 

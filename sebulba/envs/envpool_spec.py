@@ -128,6 +128,8 @@ def _unsupported(native: Any) -> str | None:
     players = native.config.max_num_players
     if players > 1:
         return f"has up to {players} players"
+    if is_vizdoom(native) and vizdoom.is_for_several(native.config):
+        return "is a match of several players"
     actions = _actions(native)
     if len(actions) != 1:
         return f"takes several actions at once ({', '.join(actions)})"

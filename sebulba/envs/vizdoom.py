@@ -59,6 +59,17 @@ def action_names(config: Any) -> tuple[str, ...]:
     return tuple("+".join(filter(None, pressed)) or "NOTHING" for pressed in every)
 
 
+def is_for_several(config: Any) -> bool:
+    """Whether a scenario is a match of several players: started with one, it ends the process.
+
+    EnvPool states that all of them have one player.
+
+    Args:
+      config: of EnvPool's spec.
+    """
+    return Path(config.cfg_path).stem in ("cig", "multi_duel")
+
+
 def prepare() -> None:
     """Make it safe to start several games at once, as EnvPool does: by fork, from several threads.
 

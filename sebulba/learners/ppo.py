@@ -42,7 +42,9 @@ class PPOConfig(EpochConfig):
     target_kl: Limit = None
     """Leave out the other epochs of a turn once the mean of approx_kl over an epoch is larger."""
     baseline_cost: NotNegative = 0.5
+    """Weight of the value's loss beside the policy's."""
     entropy_cost: NotNegative = 0.01
+    """Weight of the policy's entropy, which keeps it from settling too early."""
     optimizer: OptimizerConfig = OptimizerConfig(
         name="adam", learning_rate=2.5e-4, epsilon=1e-5, max_gradient_norm=0.5
     )

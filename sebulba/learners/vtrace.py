@@ -39,7 +39,9 @@ class VTraceConfig(Config):
     clip_pg_rho: Positive = 1.0
     """Upper limit of the importance weights of the policy gradient."""
     baseline_cost: NotNegative = 0.5
+    """Weight of the value's loss beside the policy's."""
     entropy_cost: NotNegative = 0.01
+    """Weight of the policy's entropy, which keeps it from settling too early."""
     reward_clip: Limit = None
     """Rewards are clipped to +- this for learning; metrics report the true ones."""
     reward_scale: Positive = 1.0

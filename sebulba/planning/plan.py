@@ -7,6 +7,7 @@ needs no TPU. ``roofline`` turns the compiler's counts into rates.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -112,8 +113,14 @@ def make(config: Config, slice_name: str, steps_per_core: float | None = None) -
       steps_per_core: agent steps/s of the environments on one CPU; None takes ``STEPS_PER_CORE``.
 
     Raises:
-      ConfigError: the slice is unknown, the TPU compiler is not installed, or the config is wrong.
+      ConfigError: the slice is unknown, the TPU compiler is not installed, or the config or
+        ``steps_per_core`` is wrong.
     """
+    if steps_per_core is not None and not 0 < steps_per_core < math.inf:
+        raise ConfigError(
+            f"steps_per_core is {steps_per_core}, but must be above 0 and finite: give the "
+            "environment's steps/s on one CPU, or leave it out"
+        )
     tpu_slice = tpu_slices.parse(slice_name)
     algorithm = algorithms.of(config)
     config.validate()

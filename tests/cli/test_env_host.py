@@ -48,6 +48,7 @@ def test_environments_are_stepped_where_there_is_no_jax() -> None:
     assert f"lane 0 of {address}" in output
 
 
+@pytest.mark.slow
 def test_the_link_is_measured() -> None:
     with trainer() as (_, address):
         words = ["--connect", address, "--env", "sebulba/Catch", "--envs", "4", "--measure"]

@@ -270,6 +270,7 @@ for seed in range(4):
 """
 
 
+@pytest.mark.slow
 def test_vizdoom_starts_beside_linear_algebra(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTS_GAMES]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=90)
@@ -377,6 +378,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         envs.make("CoinrunEasy-v0", 1, seed=0)
 
 
+@pytest.mark.slow
 def test_procgen_shows_images_with_their_channels_last() -> None:
     try:
         env = envs.make("CoinrunEasy-v0", 2, seed=0)
@@ -406,6 +408,8 @@ def test_procgen_shows_images_with_their_channels_last() -> None:
         (BREAKOUT, {"episodic_life": True}, "use zero_discount_on_life_loss=True"),
         (BREAKOUT, {"noop_max": 0}, "noop_max is 0"),
         ("TicTacToe-v1", {}, "has up to 2 players"),
+        ("Cig-v1", {}, "is a match of several players, but only environments with one player"),
+        ("MultiDuel-v1", {}, "is a match of several players"),
         ("D1Basic-v1", {"use_combined_action": False}, "takes continuous actions without bounds"),
     ],
 )

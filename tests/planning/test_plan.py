@@ -95,6 +95,12 @@ def test_cpus_are_no_slice() -> None:
     assert tpu_slices.identify(jax.devices()) is None
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match=f"steps_per_core is {rate}, but must be above 0"):
+        plan.make(presets.get("vtrace-catch"), "v5e-8", rate)
+
+
 def test_unknown_slices_get_the_list() -> None:
     with pytest.raises(ConfigError, match=r"'v5e-17' is unknown.*v5e-16, v5e-32") as error:
         tpu_slices.parse("v5e-17")

@@ -104,6 +104,7 @@ def test_a_stuck_environment_ends_the_run_and_is_named(
     assert re.search(r"actor-\d has been waiting for room in its queue for", report)
 
 
+@pytest.mark.slow
 def test_a_run_that_moves_slowly_goes_on() -> None:
     slow = HookedEnvs(on_step=lambda env: time.sleep(0.7 * (env.steps < 12)))
     config = tiny(stall_seconds=6.0, total_steps=60)
