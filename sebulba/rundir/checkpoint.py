@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,7 +147,6 @@ class Checkpointer:
         # step twice.
         if turn == self.latest():
             return
-        _release_memory()
         # The learner donates its state to the next update while this one is still being written.
         trees = {"state": state, "params": params}
         arrays, sums = _copy(trees)
@@ -266,15 +264,6 @@ class Checkpointer:
             self._manager.wait_until_finished()
         finally:
             self._manager.close()
-
-
-def _release_memory() -> None:
-    """Give the system back what is free: each write has new threads, whose heaps would only grow.
-
-    It takes milliseconds. Does nothing where the C library is not glibc.
-    """
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @jax.jit

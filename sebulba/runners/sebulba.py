@@ -22,7 +22,7 @@ from sebulba.runners.actors import start_actors
 from sebulba.runners.parts import Parts
 from sebulba.runners.supervision import Supervision
 from sebulba.runners.turn_count import TurnCount, count_turn
-from sebulba.runtime import threads
+from sebulba.runtime import memory, threads
 from sebulba.runtime.activity import OTHERS
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
@@ -327,6 +327,7 @@ class SebulbaRun:
         self._logged_turn = self._turn
         self._directory.write(row)
         display.update(row)
+        memory.release()
         self._check_finite(row)
 
     def _check_finite(self, row: Row) -> None:
