@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sebulba.learners.vtrace import VTraceConfig
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.remote.settings import Listen
+    from sebulba.rundir.run import Run, find_runs, load_run, plot
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.training import Interrupted, TrainResult, train
     from sebulba.runtime.watchdog import HostError, StallError
@@ -79,6 +80,7 @@ __all__ = [
     "R2D2Config",
     "ReplayCheckpointConfig",
     "ReplayConfig",
+    "Run",
     "StallError",
     "Timestep",
     "Topology",
@@ -93,11 +95,14 @@ __all__ = [
     "envs",
     "evaluate",
     "evaluate_run",
+    "find_runs",
     "inference",
     "initialize",
     "learners",
+    "load_run",
     "losses",
     "networks",
+    "plot",
     "presets",
     "read_metrics",
     "train",
@@ -134,6 +139,7 @@ _MODULES = {
     "R2D2Config": "sebulba.learners.r2d2",
     "ReplayCheckpointConfig": "sebulba.learners.r2d2",
     "ReplayConfig": "sebulba.learners.replay.host",
+    "Run": "sebulba.rundir.run",
     "StallError": "sebulba.runtime.watchdog",
     "Timestep": "sebulba.types",
     "Topology": "sebulba.devices.topology",
@@ -147,11 +153,14 @@ _MODULES = {
     "envs": "sebulba.envs",
     "evaluate": "sebulba.runners.evaluation",
     "evaluate_run": "sebulba.runners.evaluation",
+    "find_runs": "sebulba.rundir.run",
     "inference": "sebulba.inference",
     "initialize": "sebulba.devices.cluster",
     "learners": "sebulba.learners",
+    "load_run": "sebulba.rundir.run",
     "losses": "sebulba.losses",
     "networks": "sebulba.agents.networks",
+    "plot": "sebulba.rundir.run",
     "presets": "sebulba.presets",
     "read_metrics": "sebulba.metrics.writer",
     "train": "sebulba.runners.training",

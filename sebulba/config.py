@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -251,6 +252,18 @@ def to_json(config: Config, algorithm: str) -> str:
     """Return all fields of ``config`` and the name of its algorithm, as JSON."""
     fields = {"algorithm": algorithm, **dataclasses.asdict(config)}
     return json.dumps(fields, indent=2, default=str) + "\n"  # str is for the path `out`.
+
+
+def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields in one dict, those of groups under dotted names: "network.torso"."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        # The keys of ``env_options`` are no fields.
+        if isinstance(value, dict) and name != "env_options":
+            found |= {f"{name}.{inner}": each for inner, each in flat(value).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def fields_from_json(text: str) -> tuple[str, dict[str, Any]]:

@@ -14,8 +14,10 @@ from sebulba.cli import (
     options,
     output,
     plan,
+    plot,
     pod,
     presets,
+    runs,
     train,
     tune,
 )
@@ -36,6 +38,8 @@ _COMMANDS = {
     "tune": tune.run,
     "pod": pod.run,
     "plan": plan.run,
+    "runs": runs.run,
+    "plot": plot.run,
     "check-env": check_env.run,
     "env-host": env_host.run,
 }

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 from pathlib import Path
 
 from sebulba.validation import ConfigError
 
 LOCK_NAME = ".lock"
 """The file that is locked. It is there while a run writes, and after one that was killed."""
+_FLOCK = "hhqqi"
+"""Linux's struct flock: type, whence, start, length, process."""
 _Key = tuple[int, int, int]
 _held: dict[_Key, object] = {}
 """What this process has locked; the system's locks only keep out other processes."""
@@ -53,6 +56,21 @@ def lock(directory: Path) -> Lock:
     except BaseException:
         del _held[key]
         raise
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a run of this machine, in this process or another, writes to ``directory``."""
+    with contextlib.suppress(OSError):
+        where = os.stat(directory)
+        # Not looked at through the file then: closing that would end this process's own lock.
+        if (os.getpid(), where.st_dev, where.st_ino) in _held:
+            return True
+        with (directory / LOCK_NAME).open("rb") as file:
+            # Asks who holds it, without taking it for a moment from a run that is starting.
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+            return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
+    return False
 
 
 def _open_locked(directory: Path) -> int:

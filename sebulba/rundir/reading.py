@@ -8,7 +8,7 @@ from typing import Any
 
 from sebulba import algorithms, plugins
 from sebulba.algorithms import Algorithm
-from sebulba.config import Config, build, check_is_directory, fields_from_json
+from sebulba.config import Config, build, check_is_directory, fields_from_json, flat
 from sebulba.rundir.checkpoint import Checkpointer, DamagedError
 from sebulba.validation import ConfigError
 
@@ -122,16 +122,9 @@ def check_resumable(config: Config, algorithm: str) -> None:
 
 def _shaping(config: Config) -> dict[str, Any]:
     """The fields in ``_SHAPING``, with those of groups under dotted names, "network.torso"."""
-    # The keys of ``env_options`` are no fields: they are compared as one dict.
-    fields = dataclasses.asdict(config)
-    fields |= {
-        f"{group}.{name}": value
-        for group, values in fields.items()
-        if isinstance(values, dict) and group != "env_options"
-        for name, value in values.items()
-    }
+    fields = flat(dataclasses.asdict(config))
     chosen = {name for name in fields if name in _SHAPING or name.startswith("network.")}
-    return {name: fields[name] for name in sorted(chosen - {"network"})}
+    return {name: fields[name] for name in sorted(chosen)}
 
 
 def check_unfinished(checkpoints: Checkpointer, config: Config) -> None:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
 
 from sebulba import algorithms
 from sebulba.algorithms import Algorithm
-from sebulba.config import Config
+from sebulba.config import Config, fields_from_json, flat, to_json
 from sebulba.devices import distributed, placement
 from sebulba.devices.topology import Topology
 from sebulba.learners import Learner, make_optimizer
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
+from sebulba.metrics.shown import METRICS, Axis
 from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
+from sebulba.rundir.run import plot
 from sebulba.runners import environments, remote
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
+from sebulba.runtime import memory
 from sebulba.runtime.activity import OTHERS
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,15 @@ class TrainResult:
     make_env: MakeEnv
     config: Config
     updates: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """``config`` as one flat dict, ``{"optimizer.learning_rate": 0.001, ...}``."""
+        return flat(fields_from_json(to_json(self.config, ""))[1])  # As ``Run`` reads them.
+
+    def plot(self, metrics: Sequence[str] = METRICS, x: Axis = "steps") -> Figure:
+        """Draw metrics over ``x``; see ``sebulba.plot``."""
+        return plot(self, metrics, x)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -98,6 +114,7 @@ def train(
       HostError: another host failed.
       Exception: the first failure of any thread, with a note that says where it came from.
     """
+    memory.limit_heaps()
     algorithm = algorithm or algorithms.of(config)
     config, refused = _checked(config, own_env=make_env is not None)
     # Others may never come, or not as soon: so nothing waits for them without supervision.

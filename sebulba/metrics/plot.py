@@ -1,0 +1,126 @@
+"""Pictures of runs: curves of their metrics, those that differ in the seed alone as one band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sebulba.metrics.meter import Row
+from sebulba.metrics.shown import METRICS, TITLES, Axis
+from sebulba.validation import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_POINTS = 200
+"""Where the curves of a group are compared: as many places as one can see."""
+
+
+class Curves(NamedTuple):
+    """The metrics of one run.
+
+    Attributes:
+      group: what it is called; runs of one name become one curve with a band.
+      rows: of ``metrics.jsonl``.
+    """
+
+    group: str
+    rows: Sequence[Row]
+
+
+def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "steps") -> Figure:
+    """A figure with one panel for each metric.
+
+    Of several runs in a group, the line is their mean, and the band goes from the lowest to the
+    highest of them, as far as all of them have come.
+
+    Args:
+      runs: what to draw.
+      metrics: names of metrics (docs/metrics.md).
+      x: agent steps, frames of the game, or minutes of training.
+
+    Raises:
+      ConfigError: no run has a metric of one of these names, or matplotlib is missing.
+    """
+    figure = _figure(len(metrics))
+    from matplotlib.ticker import EngFormatter
+
+    groups: dict[str, list[Sequence[Row]]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run.rows)
+    for axes, metric in zip(figure.axes, metrics, strict=True):
+        _check_known(metric, runs)
+        for number, (group, members) in enumerate(groups.items()):
+            _draw_group(axes, f"C{number}", group, [_points(rows, x, metric) for rows in members])
+        axes.set_title(TITLES.get(metric, metric.replace("_", " ")), fontsize="medium")
+        axes.set_xlabel(x)
+        axes.xaxis.set_major_formatter("{x:g}" if x == "minutes" else EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+    _add_legend(figure, {name: len(members) for name, members in groups.items()})
+    return figure
+
+
+def _figure(panels: int) -> Figure:
+    try:
+        # Where a notebook runs, importing pyplot is what makes it show figures. The figure itself
+        # is not one of pyplot's, which would keep it, and show it twice.
+        import matplotlib.pyplot  # noqa: F401
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            f"pictures need matplotlib ({error}): pip install 'sebulba[plot]'."
+        ) from error
+    columns = 1 if panels == 1 else 2
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(5.5 * columns, 3.3 * rows + 0.4), layout="constrained")
+    for number in range(panels):
+        figure.add_subplot(rows, columns, number + 1)
+    return figure
+
+
+def _check_known(metric: str, runs: Sequence[Curves]) -> None:
+    known = sorted({name for run in runs for row in run.rows for name in row})
+    if metric not in known:
+        raise ConfigError(f"no run has the metric {metric!r}: it must be one of {known}.")
+
+
+def _points(rows: Sequence[Row], x: Axis, metric: str) -> np.ndarray:
+    """``[2, N]``: where, and how much; without rows that lack the metric."""
+    key, scale = ("seconds", 60.0) if x == "minutes" else (x, 1.0)
+    pairs = [
+        (at / scale, value)
+        for row in rows
+        if (at := row.get(key)) is not None and (value := row.get(metric)) is not None
+    ]
+    return np.array(pairs, np.float64).reshape(-1, 2).T
+
+
+def _draw_group(axes: Axes, color: str, name: str, members: Sequence[np.ndarray]) -> None:
+    members = [points for points in members if points.size]
+    if not members:
+        return
+    if len(members) == 1:
+        axes.plot(*members[0], color=color, label=name, linewidth=1.5)
+        return
+    at = np.linspace(
+        max(points[0, 0] for points in members), min(points[0, -1] for points in members), _POINTS
+    )
+    values = np.stack([np.interp(at, *points) for points in members])
+    axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, lw=0)
+    axes.plot(at, values.mean(axis=0), color=color, label=name, linewidth=1.5)
+
+
+def _add_legend(figure: Figure, sizes: Mapping[str, int]) -> None:
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    labels = [
+        f"{name} ({sizes[name]} runs: mean, lowest and highest)" if sizes[name] > 1 else name
+        for name in handles
+    ]
+    columns = 1 if max(map(len, labels)) > 40 else min(3, len(labels))
+    figure.legend(handles.values(), labels, loc="outside upper center", ncols=columns)

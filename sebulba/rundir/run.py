@@ -1,0 +1,161 @@
+"""A run directory as an object, and several of them beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from sebulba.config import Config, flat
+from sebulba.metrics import plot as drawing
+from sebulba.metrics import writer
+from sebulba.metrics.meter import Row
+from sebulba.metrics.shown import METRICS, Axis
+from sebulba.rundir.lock import is_locked
+from sebulba.rundir.reading import CONFIG, load_config, read_fields
+from sebulba.validation import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+State = Literal["running", "complete", "stopped"]
+_ALIKE = ("seed", "out", "resume")
+"""Fields in which runs of one group may differ."""
+
+
+class HasMetrics(Protocol):
+    """What can be plotted: a ``Run``, or the result of ``train``."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The config as one flat dict: the fields of groups under dotted names."""
+
+    @property
+    def metrics(self) -> Sequence[Row]:
+        """The rows of ``metrics.jsonl``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run directory holds.
+
+    Attributes:
+      directory: where it is.
+      algorithm: name of its algorithm.
+      fields: its config as one flat dict, ``{"optimizer.learning_rate": 0.001, ...}``.
+      metrics: the rows of ``metrics.jsonl``, dicts of numbers: ``pandas.DataFrame(run.metrics)``.
+      state: "running" where a process of this machine writes to it, "complete" after
+        ``total_steps``, and "stopped" before.
+    """
+
+    directory: Path
+    algorithm: str
+    fields: Mapping[str, Any]
+    metrics: Sequence[Row] = dataclasses.field(repr=False)
+    state: State
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """Its config, if its algorithm is registered here.
+
+        Raises:
+          ConfigError: it is not, or this version of the library does not take the config.
+        """
+        return load_config(self.directory)
+
+    def plot(self, metrics: Sequence[str] = METRICS, x: Axis = "steps") -> Figure:
+        """Draw metrics over ``x``; see ``sebulba.plot``."""
+        return plot([self], metrics, x)
+
+
+def load_run(directory: Path | str) -> Run:
+    """Read a run directory; also that of a run in progress.
+
+    Raises:
+      ConfigError: this is not a run directory.
+    """
+    directory = Path(directory).expanduser()
+    algorithm, fields = read_fields(directory)
+    has_metrics = (directory / writer.FILE_NAME).is_file()
+    metrics = writer.read(directory) if has_metrics else []
+    done = metrics[-1]["steps"] if metrics else 0
+    state: State = "complete" if done >= fields["total_steps"] else "stopped"
+    return Run(
+        directory, algorithm, flat(fields), metrics, "running" if is_locked(directory) else state
+    )
+
+
+def find_runs(directory: Path | str) -> list[Run]:
+    """The runs in a directory and in all directories below it, in the order of their names.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    directory = Path(directory).expanduser()
+    runs = [load_run(found) for found in sorted(_run_directories(directory))]
+    if not runs:
+        raise ConfigError(f"there is no run in {directory}: give a directory that holds some.")
+    return runs
+
+
+def _run_directories(top: Path) -> Iterator[Path]:
+    for where, folders, files in os.walk(top):
+        if CONFIG in files:
+            folders.clear()  # Its checkpoints have many files.
+            yield Path(where)
+
+
+def differing(runs: Sequence[HasMetrics]) -> list[str]:
+    """Names of the config fields that are not the same in all ``runs``, but for seed and place."""
+    names = dict.fromkeys(name for run in runs for name in run.fields)
+    return [
+        name
+        for name in names
+        if name not in _ALIKE and len({repr(run.fields.get(name)) for run in runs}) > 1
+    ]
+
+
+def plot(
+    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str],
+    metrics: Sequence[str] = METRICS,
+    x: Axis = "steps",
+    by: str | None = None,
+) -> Figure:
+    """Draw the metrics of runs, a panel for each metric.
+
+    Runs that differ in nothing but the seed are one curve: their mean, with a band from the lowest
+    to the highest. ``figure.savefig("runs.png")`` writes the picture.
+
+    Args:
+      runs: results of ``train``, of ``load_run``, or run directories; one or several.
+      metrics: names of metrics, as docs/metrics.md lists them.
+      x: agent steps, frames of the game, or minutes of training.
+      by: a config field, such as "optimizer.learning_rate": one curve for each of its values. None
+        takes all fields that differ.
+
+    Returns:
+      a figure of matplotlib, which is in the extra ``plot``.
+
+    Raises:
+      ConfigError: matplotlib is missing, there are no runs, or no run has the metric or the field.
+    """
+    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    loaded = [load_run(run) if isinstance(run, (str, Path)) else run for run in several]
+    if not loaded:
+        raise ConfigError("there are no runs to plot: give one or several.")
+    if by is not None and not any(by in run.fields for run in loaded):
+        known = sorted(loaded[0].fields)
+        raise ConfigError(f"by is {by!r}: it must be a field of the config, one of {known}.")
+    names = [by] if by is not None else differing(loaded)
+    curves = [drawing.Curves(_label(run, names), run.metrics) for run in loaded]
+    return drawing.draw(curves, metrics, x)
+
+
+def _label(run: HasMetrics, names: Sequence[str]) -> str:
+    """What sets a run apart: its preset, and what is not the same in all."""
+    preset = str(run.fields.get("preset") or run.fields.get("env"))
+    own = [f"{name}={run.fields.get(name)}" for name in names if name != "preset"]
+    return " ".join([preset, *own])

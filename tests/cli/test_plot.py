@@ -1,0 +1,54 @@
+"""``sebulba plot`` and ``sebulba runs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import assert_refused, call, fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("deep/runs.png", b"\x89PNG"), ("runs.svg", b"<?xml")]
+)
+def test_a_picture_is_written(
+    name: str, begins: bytes, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, out = fingerprint(finished), tmp_path / name
+    assert call(["plot", str(finished), "--x", "minutes", "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(begins)
+    assert f"1 run drawn: {out}" in capfd.readouterr().out
+    assert fingerprint(finished) == before
+
+
+WRONG: dict[str, tuple[list[str], list[str]]] = {
+    "nothing": ([], ["there are no runs to plot"]),
+    "no run": (["."], ["there is no run in ."]),
+    "another kind of file": (["RUN", "--out", "runs.gif"], ["--out is runs.gif", ".png"]),
+    "unknown metric": (["RUN", "--metrics", "los"], ["no run has the metric 'los'", "'loss'"]),
+    "unknown field": (["RUN", "--by", "sed"], ["by is 'sed'", "'seed'"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input(
+    case: str,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, says = WRONG[case]
+    assert_refused(["plot", *(word.replace("RUN", str(finished)) for word in words)], says, capfd)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_are_listed(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(["runs", str(finished.parent)]) == 0
+    output = capfd.readouterr().out
+    assert all(word in output for word in ("steps/s", finished.name, "complete"))
+
+
+def test_no_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["runs", str(tmp_path)], [f"there is no run in {tmp_path}"], capfd)
