@@ -1,7 +1,7 @@
 """Trains a preset with several seeds, and says what the worst of them learned.
 
     python benchmarks/seeds.py vtrace-cartpole --seeds 0 1 2 --at-least 475
-    python benchmarks/seeds.py vtrace-mujoco -- --env Hopper-v4
+    python benchmarks/seeds.py ppo-mujoco -- --env Hopper-v4
 
 Options of the training go after a ``--``. One seed trains after the other, each in a process of its
 own; then its policy plays whole games. OUT.json holds the curves and these games' returns, OUT.png

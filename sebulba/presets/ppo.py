@@ -6,7 +6,6 @@ import dataclasses
 
 from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
 from sebulba.learners.ppo import PPOConfig
-from sebulba.presets import vtrace
 
 CARTPOLE = PPOConfig(
     preset="ppo-cartpole",
@@ -61,10 +60,17 @@ MUJOCO = PPOConfig(
     num_minibatches=8,
     policy_lag="1",
     entropy_cost=0.0,
-    # As in vtrace-mujoco.
-    reward_scale=vtrace.MUJOCO.reward_scale,
+    # Values are a hundred times the rewards, which are some 3 in each step.
+    reward_scale=0.02,
     log_every=10,
-    network=vtrace.MUJOCO.network,
+    # As theirs, but for the first deviation: with 1, most actions are cut off at their bounds.
+    network=NetworkConfig(
+        activation="tanh",
+        separate_value=True,
+        normalize_observations=True,
+        squash="clip",
+        initial_log_std=-1.0,
+    ),
     optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5),
 )
 

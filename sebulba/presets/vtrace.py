@@ -144,28 +144,6 @@ FOOTBALL = dataclasses.replace(
 
 VIZDOOM = dataclasses.replace(FOOTBALL, preset="vtrace-vizdoom", env="D1Basic-v1")
 
-MUJOCO = dataclasses.replace(
-    CARTPOLE,
-    preset="vtrace-mujoco",
-    env="HalfCheetah-v4",
-    total_steps=1_000_000,
-    lambda_=0.95,
-    # Values are a hundred times the rewards, which are some 3 in each step.
-    reward_scale=0.02,
-    entropy_cost=0.0,
-    optimizer=OptimizerConfig(name="adam", learning_rate=5e-4, max_gradient_norm=0.5),
-    log_every=200,
-    # After Huang et al. 2022 ("The 37 Implementation Details of PPO"), but for the first deviation:
-    # with 1, most actions are cut off at their bounds: HalfCheetah ended at 435 and not at 2,683.
-    network=NetworkConfig(
-        activation="tanh",
-        separate_value=True,
-        normalize_observations=True,
-        squash="clip",
-        initial_log_std=-1.0,
-    ),
-)
-
 MEMORY = dataclasses.replace(
     CATCH,
     preset="vtrace-memory",
@@ -183,7 +161,6 @@ PRESETS: tuple[tuple[Config, str], ...] = (
     (PENDULUM, "Pendulum-v1, continuous control: returns of -200 in a minute on two CPU cores."),
     (MINIGRID, "MiniGrid: the key, the door and the goal of DoorKey-5x5 in about a minute."),
     (GENERIC, "Whatever has no preset of its own and shows no images: Acrobot-v1, for example."),
-    (MUJOCO, "MuJoCo and the DM Control Suite, continuous control, with HalfCheetah-v4."),
     (FOOTBALL, "Google Research Football: nearly every game of academy_empty_goal_close is won."),
     (PROCGEN, "Procgen with the deep residual network. It needs Qt 5."),
     (VIZDOOM, "ViZDoom: returns of 0.7 to 0.9 of D1Basic, where random actions get -0.2."),
