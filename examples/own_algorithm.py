@@ -55,7 +55,7 @@ class A2CLearner(sebulba.TrajectoryLearner):
     def loss(self, params: Any, trajectory: sebulba.Trajectory) -> tuple[jax.Array, dict[str, Any]]:
         """The loss to differentiate, and what to log."""
         config, timestep = self._config, trajectory.timestep
-        output, _ = self._agent.unroll(params, timestep, trajectory.initial_state)
+        output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)
         policy = output.policy[:-1]
         log_prob = self._policy.log_prob(policy, trajectory.actor.extras.raw)
         # The step from the end of one episode to the start of the next is no part of either.

@@ -133,6 +133,10 @@ class EpochLearner(Learner):
     """One update in each turn: several epochs of minibatches. A subclass says targets and loss.
 
     Each learner device shuffles its own share, so nothing moves between devices but gradients.
+
+    Attributes:
+      config: sizes and numbers of epochs.
+      agent: whose parameters are learned.
     """
 
     def __init__(
@@ -147,8 +151,8 @@ class EpochLearner(Learner):
         Raises:
           ConfigError: a learner device's share does not divide into minibatches.
         """
-        self._config = config
-        self._agent = agent
+        self.config = config
+        self.agent = agent
         self._optimizer = optimizer
         self._topology = topology
         self._single_steps = has_observed_state(agent)
@@ -195,7 +199,7 @@ class EpochLearner(Learner):
         """Fresh parameters and optimizer state on every learner device."""
 
         def init(key: jax.Array) -> EpochState:
-            params = self._agent.init(key)
+            params = self.agent.init(key)
             return EpochState(TrainState(params, self._optimizer.init(params)), jnp.int32(0))
 
         return jax.jit(init, out_shardings=self._topology.replicated())(key)
@@ -216,7 +220,7 @@ class EpochLearner(Learner):
         train, turns = state
         samples, *once = self.prepare_turn(train.params, self._turn)
         logs: list[Logs] = []
-        for number in range(self._config.num_epochs):
+        for number in range(self.config.num_epochs):
             # Loops in Python: on a device that also acts, an actor's step can run between two
             # programs, but not in the middle of one.
             minibatches = self.shuffle(samples, turns, np.int32(number))
@@ -229,9 +233,9 @@ class EpochLearner(Learner):
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs, if no epoch is left out."""
-        epochs, parts = self._config.num_epochs, self._config.num_minibatches
+        epochs, parts = self.config.num_epochs, self.config.num_minibatches
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
-        unrolls = self._config.batch_size // self._config.envs_per_actor
+        unrolls = self.config.batch_size // self.config.envs_per_actor
         prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
         samples = described(prepare.out_info.samples, _AXES, self._topology)
         shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))
@@ -245,7 +249,7 @@ class EpochLearner(Learner):
 
     def _minibatch_size(self) -> int:
         """Sequences in one learner device's share of a minibatch."""
-        config, learners = self._config, len(self._topology.learners)
+        config, learners = self.config, len(self._topology.learners)
         sequences = config.batch_size // learners
         sequences *= config.unroll_length if self._single_steps else 1
         parts = config.num_minibatches * (config.num_microbatches or 1)
@@ -265,9 +269,9 @@ class EpochLearner(Learner):
         def local(params: Params, batch: Batch) -> tuple[Samples, Logs, ArrayTree]:
             trajectory = concatenate(batch)
             timestep = trajectory.timestep
-            output, _ = self._agent.unroll(params, timestep, trajectory.initial_state)
+            output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)
             targets, logs = self.targets(trajectory, output)
-            measured = lax.pmean(measure(self._agent, params, timestep), LEARNER_AXIS)
+            measured = lax.pmean(measure(self.agent, params, timestep), LEARNER_AXIS)
             samples = Samples(
                 jax.tree.map(lambda leaf: leaf[:-1], timestep),
                 trajectory.actor,
@@ -276,7 +280,7 @@ class EpochLearner(Learner):
                 targets,
             )
             if self._single_steps:
-                samples = _in_single_steps(samples, self._agent, params)
+                samples = _in_single_steps(samples, self.agent, params)
             return samples, logs, measured
 
         samples, logs, measured = jax.shard_map(
@@ -292,11 +296,11 @@ class EpochLearner(Learner):
 
     def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
         """The minibatches of one epoch, in which each sequence is once."""
-        count = self._config.num_minibatches
+        count = self.config.num_minibatches
 
         def local(samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
             # From counts alone, so a resumed run needs no key from the checkpoint.
-            key = jax.random.key(self._config.seed)
+            key = jax.random.key(self.config.seed)
             for number in (turns, epoch, lax.axis_index(LEARNER_AXIS)):
                 key = jax.random.fold_in(key, number)
             order = jax.random.permutation(key, samples.first.shape[1])
@@ -329,7 +333,7 @@ class EpochLearner(Learner):
         train, turns = state
         if jax.tree.leaves(measured):
             # Only now: in all epochs, observations are normalized as they were at the start.
-            params = self._agent.absorb(train.params, before, measured)  # type: ignore[attr-defined]
+            params = self.agent.absorb(train.params, before, measured)  # type: ignore[attr-defined]
             train = train._replace(params=params)
         means = jax.tree.map(lambda *values: jnp.mean(jnp.stack(values)), *logs)
         return EpochState(train, turns + 1), {**means, **logs_once}

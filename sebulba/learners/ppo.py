@@ -63,9 +63,14 @@ class PPOLearner(EpochLearner):
 
     The outputs of the agent's ``unroll`` must have the fields of ``agents.reference.PolicyValue``,
     and the extras of its ``act`` those of ``agents.reference.Behavior``.
+
+    Attributes:
+      config: weights and limits.
+      agent: whose parameters are learned.
+      distribution: over actions.
     """
 
-    _config: PPOConfig
+    config: PPOConfig
 
     def __init__(
         self,
@@ -77,11 +82,11 @@ class PPOLearner(EpochLearner):
     ) -> None:
         """``spec.action`` says which distribution over actions the agent's policy parametrizes."""
         super().__init__(config, agent, optimizer, topology)
-        self._distribution = distributions.make(spec.action, config.network.squash)
+        self.distribution = distributions.make(spec.action, config.network.squash)
 
     def targets(self, trajectory: Trajectory, output: ArrayTree) -> tuple[PPOTargets, Logs]:
         """Advantages and returns of the values before the first epoch."""
-        config = self._config
+        config = self.config
         # Reward, discount and ``first`` of timestep t + 1 are the consequences of action t.
         following = jax.tree.map(lambda leaf: leaf[1:], trajectory.timestep)
         valid = ~following.first
@@ -103,12 +108,12 @@ class PPOLearner(EpochLearner):
 
     def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
         """The total loss (eq. 9 of the paper) and its terms, as means over L x N."""
-        config, targets, first = self._config, samples.targets, samples.first
-        output, _ = self._agent.unroll(params, samples.timestep, samples.state)
+        config, targets, first = self.config, samples.targets, samples.first
+        output, _ = self.agent.unroll(params, samples.timestep, samples.state)
         behavior = samples.actor.extras
         # Both probabilities are of the raw sample: the Jacobian of squashing cancels in pi / mu.
         policy = losses.clipped_policy_loss(
-            self._distribution.log_prob(output.policy, behavior.raw),
+            self.distribution.log_prob(output.policy, behavior.raw),
             behavior.log_prob,
             targets.advantages,
             first,
@@ -121,7 +126,7 @@ class PPOLearner(EpochLearner):
             )
         )
         entropy_loss = losses.mean_loss(
-            losses.entropy_loss(self._distribution.entropy(output.policy), first)
+            losses.entropy_loss(self.distribution.entropy(output.policy), first)
         )
         total = (
             policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
@@ -136,11 +141,11 @@ class PPOLearner(EpochLearner):
 
     def is_enough(self, epoch: Sequence[Logs]) -> bool:
         """Whether the policy has moved by more than ``target_kl`` from the one that acted."""
-        if self._config.target_kl is None:
+        if self.config.target_kl is None:
             return False
         divergences = [logs["approx_kl"] for logs in epoch]
         wait_until_ready(divergences, lambda: None)
-        return bool(np.mean(jax.device_get(divergences)) > self._config.target_kl)
+        return bool(np.mean(jax.device_get(divergences)) > self.config.target_kl)
 
 
 def _variance(values: jax.Array, valid: jax.Array) -> jax.Array:

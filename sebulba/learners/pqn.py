@@ -61,7 +61,7 @@ class PQNLearner(EpochLearner):
     The agent's ``unroll`` must return Q values ``[T, B, A]``.
     """
 
-    _config: PQNConfig
+    config: PQNConfig
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PQNLearner(EpochLearner):
 
     def targets(self, trajectory: Trajectory, output: ArrayTree) -> tuple[jax.Array, Logs]:
         """Lambda returns of the largest Q values before the first epoch."""
-        config = self._config
+        config = self.config
         following = jax.tree.map(lambda leaf: leaf[1:], trajectory.timestep)
         returns = losses.lambda_returns(
             jnp.max(output, axis=-1),
@@ -89,7 +89,7 @@ class PQNLearner(EpochLearner):
 
     def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
         """Half the squared errors of Q(x_t, a_t), as means over L x N."""
-        q_values, _ = self._agent.unroll(params, samples.timestep, samples.state)
+        q_values, _ = self.agent.unroll(params, samples.timestep, samples.state)
         actions = samples.actor.action[..., None]
         chosen = jnp.take_along_axis(q_values, actions, axis=-1)[..., 0]
         errors = jnp.where(samples.first, 0.0, samples.targets - chosen)

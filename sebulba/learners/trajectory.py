@@ -17,7 +17,11 @@ from sebulba.types import Agent, ArrayTree, Params, Trajectory, Unroll
 
 
 class TrajectoryLearner(Learner):
-    """One update in each turn, on all trajectories of that turn. A subclass defines ``loss``."""
+    """One update in each turn, on all trajectories of that turn. A subclass defines ``loss``.
+
+    Attributes:
+      agent: whose parameters are learned.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class TrajectoryLearner(Learner):
           unrolls_per_turn: unrolls of this host in one update; only ``lower`` needs it.
           num_microbatches: must divide the environments that an actor has for each learner device.
         """
-        self._agent = agent
+        self.agent = agent
         self._optimizer = optimizer
         self._topology = topology
         self._unrolls_per_turn = unrolls_per_turn
@@ -62,7 +66,7 @@ class TrajectoryLearner(Learner):
         """Fresh parameters and optimizer state on every learner device."""
 
         def init(key: jax.Array) -> TrainState:
-            params = self._agent.init(key)
+            params = self.agent.init(key)
             return TrainState(params, self._optimizer.init(params))
 
         # Every device computes all of it from the same key, so nothing has to be sent.
@@ -96,5 +100,5 @@ class TrajectoryLearner(Learner):
         # One large batch is faster than a call for each trajectory, and its mean is the same.
         trajectory = concatenate(trajectories)
         total, logs = self.loss(params, trajectory)
-        measured = measure(self._agent, params, trajectory.timestep)
+        measured = measure(self.agent, params, trajectory.timestep)
         return total, LossOutput({"loss": total, **logs}, measured=measured)

@@ -53,6 +53,11 @@ class VTraceLearner(TrajectoryLearner):
 
     The outputs of the agent's ``unroll`` must have the fields of ``agents.reference.PolicyValue``,
     and the extras of its ``act`` those of ``agents.reference.Behavior``.
+
+    Attributes:
+      config: weights and limits.
+      agent: whose parameters are learned.
+      distribution: over actions.
     """
 
     def __init__(
@@ -71,18 +76,18 @@ class VTraceLearner(TrajectoryLearner):
             config.batch_size // config.envs_per_actor,
             config.num_microbatches or fitting_the_cache(config, topology),
         )
-        self._config = config
-        self._distribution = distributions.make(spec.action, config.network.squash)
+        self.config = config
+        self.distribution = distributions.make(spec.action, config.network.squash)
 
     def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
         """The total loss (section 4.2 of the paper) and its terms, as means over T x B."""
-        config = self._config
-        output, _ = self._agent.unroll(params, trajectory.timestep, trajectory.initial_state)
+        config = self.config
+        output, _ = self.agent.unroll(params, trajectory.timestep, trajectory.initial_state)
         behavior = trajectory.actor.extras
         # T + 1 outputs, but T actions: of the last timestep only the value is used, to bootstrap.
         policy = jax.tree.map(lambda leaf: leaf[:-1], output.policy)
         # Both probabilities are of the raw sample: the Jacobian of squashing cancels in pi / mu.
-        log_prob = self._distribution.log_prob(policy, behavior.raw)
+        log_prob = self.distribution.log_prob(policy, behavior.raw)
         # Reward, discount and ``first`` of timestep t + 1 are the consequences of action t.
         timestep = trajectory.timestep
         first = timestep.first[1:]
@@ -104,7 +109,7 @@ class VTraceLearner(TrajectoryLearner):
         )
         baseline_loss = losses.mean_loss(losses.baseline_loss(output.value, result.targets, first))
         entropy_loss = losses.mean_loss(
-            losses.entropy_loss(self._distribution.entropy(policy), first)
+            losses.entropy_loss(self.distribution.entropy(policy), first)
         )
         total = (
             policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
