@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from sebulba.learners.replay.host import ReplayConfig
     from sebulba.learners.trajectory import TrajectoryLearner
     from sebulba.learners.vtrace import VTraceConfig
+    from sebulba.metrics.sinks import CsvSink, LivePlot, Sink
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.remote.settings import Listen
     from sebulba.rundir.run import Run, find_runs, load_run, plot
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
+    from sebulba.runners.exporting import export
+    from sebulba.runners.trained import TrainedAgent, load
     from sebulba.runners.training import Interrupted, TrainResult, train
+    from sebulba.runners.video import record
     from sebulba.runtime.watchdog import HostError, StallError
     from sebulba.types import (
         ActorOutput,
@@ -60,6 +64,7 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "ConfigError",
+    "CsvSink",
     "DiscreteSpec",
     "Env",
     "EnvSpec",
@@ -69,6 +74,7 @@ __all__ = [
     "Interrupted",
     "Learner",
     "Listen",
+    "LivePlot",
     "MultiDiscreteSpec",
     "NetworkConfig",
     "OptimizerConfig",
@@ -81,10 +87,12 @@ __all__ = [
     "ReplayCheckpointConfig",
     "ReplayConfig",
     "Run",
+    "Sink",
     "StallError",
     "Timestep",
     "Topology",
     "TrainResult",
+    "TrainedAgent",
     "Trajectory",
     "TrajectoryLearner",
     "Unroll",
@@ -95,16 +103,19 @@ __all__ = [
     "envs",
     "evaluate",
     "evaluate_run",
+    "export",
     "find_runs",
     "inference",
     "initialize",
     "learners",
+    "load",
     "load_run",
     "losses",
     "networks",
     "plot",
     "presets",
     "read_metrics",
+    "record",
     "train",
 ]
 
@@ -119,6 +130,7 @@ _MODULES = {
     "CheckpointConfig": "sebulba.config",
     "Config": "sebulba.config",
     "ConfigError": "sebulba.validation",
+    "CsvSink": "sebulba.metrics.sinks",
     "DiscreteSpec": "sebulba.types",
     "Env": "sebulba.types",
     "EnvSpec": "sebulba.types",
@@ -128,6 +140,7 @@ _MODULES = {
     "Interrupted": "sebulba.runners.training",
     "Learner": "sebulba.learners.base",
     "Listen": "sebulba.remote.settings",
+    "LivePlot": "sebulba.metrics.sinks",
     "MultiDiscreteSpec": "sebulba.types",
     "NetworkConfig": "sebulba.config",
     "OptimizerConfig": "sebulba.config",
@@ -140,10 +153,12 @@ _MODULES = {
     "ReplayCheckpointConfig": "sebulba.learners.r2d2",
     "ReplayConfig": "sebulba.learners.replay.host",
     "Run": "sebulba.rundir.run",
+    "Sink": "sebulba.metrics.sinks",
     "StallError": "sebulba.runtime.watchdog",
     "Timestep": "sebulba.types",
     "Topology": "sebulba.devices.topology",
     "TrainResult": "sebulba.runners.training",
+    "TrainedAgent": "sebulba.runners.trained",
     "Trajectory": "sebulba.types",
     "TrajectoryLearner": "sebulba.learners.trajectory",
     "Unroll": "sebulba.types",
@@ -153,16 +168,19 @@ _MODULES = {
     "envs": "sebulba.envs",
     "evaluate": "sebulba.runners.evaluation",
     "evaluate_run": "sebulba.runners.evaluation",
+    "export": "sebulba.runners.exporting",
     "find_runs": "sebulba.rundir.run",
     "inference": "sebulba.inference",
     "initialize": "sebulba.devices.cluster",
     "learners": "sebulba.learners",
+    "load": "sebulba.runners.trained",
     "load_run": "sebulba.rundir.run",
     "losses": "sebulba.losses",
     "networks": "sebulba.agents.networks",
     "plot": "sebulba.rundir.run",
     "presets": "sebulba.presets",
     "read_metrics": "sebulba.metrics.writer",
+    "record": "sebulba.runners.video",
     "train": "sebulba.runners.training",
 }
 _SUBMODULES = {name for name, module in _MODULES.items() if module.endswith(f".{name}")}

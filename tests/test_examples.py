@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import jax
 import pytest
@@ -31,7 +33,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    tested = {"atari", "cartpole", "memory", "own_parts"}
+    tested = {"atari", "cartpole", "memory", "own_parts", "sinks"}
     in_test_own_code = {"own_algorithm", "own_environment"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | in_test_own_code
 
@@ -48,6 +50,25 @@ def test_memory_without_a_core_is_no_better_than_chance() -> None:
 def test_own_parts_learn_the_better_arm() -> None:
     mean = load("own_parts").main(total_steps=40_000)
     assert mean is not None and mean > 0.8
+
+
+def test_rows_go_to_a_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    load("sinks").main(total_steps=1500)
+    columns, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert "episode_return_mean" in columns and rows
+
+
+@pytest.mark.parametrize("to", ["wandb", "mlflow", "aim"])
+def test_rows_go_to_a_service(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place, an object that remembers every call."""
+    service = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, to, service)
+    load("sinks").main(to, total_steps=1500)
+    calls = [str(call) for call in service.mock_calls]
+    assert any("sebulba/Catch" in call for call in calls), "the config"
+    assert any("episode_return_mean" in call and "step=1" in call for call in calls), "a row"
+    assert calls[-1].split(".")[-1] in ("finish()", "end_run()", "close()")
 
 
 def test_atari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from sebulba.devices import cluster, tpu_slices
 from sebulba.planning import plan, tune
 from sebulba.remote.settings import Listen
 from sebulba.rundir import reading
-from sebulba.runners import evaluation, training
+from sebulba.runners import training
 
 PAGES = [
     *("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/peers.md"),
@@ -88,8 +88,12 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         runs[config.out] = config
         raise Reached
 
-    def evaluate_run(run: Path, *_: Any, **options: Any) -> None:
+    def of_a_run(run: Path, *_: Any, **options: Any) -> None:
         assert run in runs
+        raise Reached
+
+    def of_runs(*found: Path) -> None:
+        assert all(any(run.is_relative_to(top) for run in runs) for top in found)
         raise Reached
 
     def plan_for(config: Config, slice_name: str, steps_per_core: float | None) -> None:
@@ -105,7 +109,10 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr("sebulba.cli.env_host._serve", serve)
     monkeypatch.setattr(reading, "load_config", runs.__getitem__)
-    monkeypatch.setattr(evaluation, "evaluate_run", evaluate_run)
+    for name in ("evaluation.evaluate_run", "exporting.export"):
+        monkeypatch.setattr(f"sebulba.runners.{name}", of_a_run)
+    monkeypatch.setattr("sebulba.rundir.run.find_runs", of_runs)
+    monkeypatch.setattr("sebulba.planning.sweep.train", search)
     monkeypatch.setattr(tune, "search", search)
     monkeypatch.setattr(plan, "make", plan_for)
     monkeypatch.setattr("sebulba.cli.pod_processes.run", lambda *args: command_line(args[-1]))
@@ -188,12 +195,15 @@ def start_script(script: str, *words: str) -> None:
 # Names.
 
 
+WITHOUT_PRESET = ("env-host", "eval", "export", "plot", "pod", "runs")
+
+
 def options_there_are(capfd: pytest.CaptureFixture[str]) -> set[str]:
     """Of our commands, by their help, and of the benchmarks."""
     algorithms = ("vtrace-catch", "ppo-cartpole", "pqn-cartpole", "r2d2-catch")
     for command in (*(f"train {preset}" for preset in algorithms), "tune r2d2-catch"):
         start([*command.split(), "--help"])
-    for command in ("plan vtrace-catch", "eval", "pod", "env-host"):
+    for command in ("plan vtrace-catch", "sweep vtrace-catch", *WITHOUT_PRESET):
         start([*command.split(), "--help"])
     there_are = set(re.findall(r"--[a-z][\w.-]*", capfd.readouterr().out))
     for script in (ROOT / "benchmarks").glob("*.py"):

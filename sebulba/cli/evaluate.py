@@ -31,6 +31,8 @@ class Options:
     """Of environments and sampled actions."""
     checkpoint: int | None = None
     """Name of the checkpoint: the turns behind it. None: the last."""
+    video: Path | None = None
+    """Also write a video of one more episode: a file whose name ends in .mp4 or .gif."""
     json: bool = False
     """For machines: print one JSON object, with every return."""
 
@@ -48,12 +50,29 @@ def run(words: Sequence[str]) -> None:
         seed=given.seed,
         checkpoint=given.checkpoint,
     )
+    if given.video is not None:
+        _record(given)
     if given.json:
         output.write(_json(result, given))
     else:
         how = " · greedy" if given.greedy else ""
         output.write(f"{given.run_dir} · update {result.update}{how}")
         output.show(_table(result))
+
+
+def _record(given: Options) -> None:
+    from sebulba.runners.video import MAX_STEPS, record
+
+    assert given.video is not None
+    episode = record(
+        given.run_dir,
+        given.video,
+        greedy=given.greedy,
+        seed=given.seed,
+        checkpoint=given.checkpoint,
+    )
+    of = f"its first {MAX_STEPS:,} steps" if episode is None else f"return {episode.returns[0]:g}"
+    output.say(f"Video of one episode, {of}: {given.video}")
 
 
 def _json(result: Evaluation, given: Options) -> str:

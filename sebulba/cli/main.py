@@ -11,6 +11,7 @@ from sebulba.cli import (
     check_env,
     env_host,
     evaluate,
+    export,
     options,
     output,
     plan,
@@ -18,6 +19,7 @@ from sebulba.cli import (
     pod,
     presets,
     runs,
+    sweep,
     train,
     tune,
 )
@@ -36,10 +38,12 @@ _COMMANDS = {
     "eval": evaluate.run,
     "presets": presets.run,
     "tune": tune.run,
+    "sweep": sweep.run,
     "pod": pod.run,
     "plan": plan.run,
     "runs": runs.run,
     "plot": plot.run,
+    "export": export.run,
     "check-env": check_env.run,
     "env-host": env_host.run,
 }

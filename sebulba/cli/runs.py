@@ -28,15 +28,21 @@ def run(words: Sequence[str]) -> None:
     """List the runs in a directory: how far they are, how well they do, and how they differ."""
     given = options.parse(Options(), words, "sebulba runs", run.__doc__)
 
-    from sebulba.rundir.run import differing, find_runs
+    from sebulba.rundir.run import find_runs
 
-    runs = find_runs(given.directory)
+    show(find_runs(given.directory), given.directory)
+
+
+def show(runs: Sequence[Run], top: Path) -> None:
+    """Print a table of runs, which are in ``top``."""
+    from sebulba.rundir.run import differing
+
     names = differing(runs)
     table = Table("run", "state", "steps", "return", "steps/s", "seed", *names, box=None)
     for column in table.columns[2:5]:
         column.justify = "right"
     for each in runs:
-        where = str(each.directory.relative_to(given.directory.expanduser()))
+        where = str(each.directory.relative_to(top.expanduser()))
         own = [str(each.fields.get(name, "")) for name in ("seed", *names)]
         table.add_row(where, each.state, *_numbers(each), *own)
     output.show(table)

@@ -137,6 +137,16 @@ class EnvPoolEnv:
         self._pool._send([self._env_ids, self._env_ids, native])
         return self._receive()
 
+    def render(self) -> Array:
+        """The first environment as a picture, uint8 ``[H, W, 3]``.
+
+        MuJoCo's environments end the process where there is no OpenGL; others raise RuntimeError
+        if they cannot be drawn.
+        """
+        # Its public method wants to know from the start that this will be asked for.
+        frame: Array = self._pool._render(self._env_ids[:1], 0, 0, -1)[0]
+        return frame
+
     def close(self) -> None:
         # EnvPool's own close leaves its threads running; its destructor ends them.
         self._pool = None

@@ -76,6 +76,13 @@ class GymnasiumEnv:
             [batch.step(part) for batch, part in zip(self._batches, parts, strict=True)]
         )
 
+    def render(self) -> Array:
+        """The first environment as a picture, uint8 ``[H, W, 3]``.
+
+        Made with the option ``render_mode="rgb_array"``, Gymnasium's environments can draw it.
+        """
+        return np.asarray(self._batches[0].env.render()[0], np.uint8)
+
     def close(self) -> None:
         batches, self._batches = self._batches, []
         for batch in batches:

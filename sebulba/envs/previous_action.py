@@ -58,13 +58,16 @@ class PreviousAction:
     action is int32 or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
     ``first``.
 
+    Attributes:
+      env: the environment.
+
     Raises:
       ConfigError: the environment has no spec of actions.
     """
 
     def __init__(self, env: Env) -> None:
         # Done here, and not by the agent, which does not know the action after exploration.
-        self._env = env
+        self.env = env
         self._action = action_array(env.spec.action)
         observation = {"observation": env.spec.observation, "action": self._action}
         self._spec = env.spec._replace(observation=observation)
@@ -75,13 +78,13 @@ class PreviousAction:
 
     def reset(self) -> Timestep:
         nothing = np.zeros((self._spec.num_envs, *self._action.shape), self._action.dtype)
-        return self._with_action(self._env.reset(), nothing)
+        return self._with_action(self.env.reset(), nothing)
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
-        return self._with_action(self._env.step(action), action)
+        return self._with_action(self.env.step(action), action)
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
     def _with_action(self, timestep: Timestep, action: np.ndarray[Any, Any]) -> Timestep:
         # np.array always copies, so the zeros below and later writes by the caller do no harm.

@@ -1,8 +1,9 @@
-"""Progress of a run on standard output: a live panel on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live panel on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -27,6 +28,11 @@ _NAME_WIDTH = 9
 _RETURN_WIDTH = 20
 _CELL_WIDTH = 25
 _BARS = "▁▂▃▄▅▆▇█"
+# The lines of the panel's border join only where nothing is between them.
+_NOTEBOOK_CODE = (
+    '<pre style="line-height: 1.2; font-family: Menlo, Consolas, DejaVu Sans Mono, monospace">'
+    "<code>{code}</code></pre>"
+)
 # Not among the losses: what the lines above them show, and times, which only matter for tuning.
 _NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|remote.*|.*seconds?)$")
 
@@ -34,9 +40,10 @@ _NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|remote.*|
 class Progress:
     """Shows the rows of metrics of one run as they come; a context manager.
 
-    On a terminal, it draws a panel in place. Elsewhere (a file, a pipe, a notebook), it prints one
-    line every few seconds, and always the first and the last row. It draws only when called, in the
-    calling thread, and installs no signal handler. Values that no row has had are shown as "-".
+    On a terminal and in a notebook, it draws a panel in place. Elsewhere (a file, a pipe), it
+    prints one line every few seconds, and always the first and the last row. It draws only when
+    called, in the calling thread, and installs no signal handler. Values that no row has had are
+    shown as "-".
 
     Args:
       total_steps: agent steps of the whole run.
@@ -46,6 +53,8 @@ class Progress:
 
     def __init__(self, total_steps: int, title: str, enabled: bool = True) -> None:
         self._view = _view(total_steps, title) if enabled else _View()
+        self._total_steps = total_steps
+        self._rows = 0
         self._known: dict[str, float | int] = {}
         self._pending = False
         self._due = 0.0
@@ -58,6 +67,7 @@ class Progress:
         """
         self._known.update({key: value for key, value in row.items() if value is not None})
         self._pending = True
+        self._rows += 1
         if time.monotonic() >= self._due:
             self._flush()
 
@@ -88,7 +98,9 @@ class Progress:
         if self._pending:
             self._pending = False
             with self._while_someone_reads():
-                self._view.show(self._known)
+                # The speed of the first row is mostly that of compilation.
+                left = _seconds_left(self._known, self._total_steps) if self._rows > 1 else None
+                self._view.show(self._known, left)
             self._due = time.monotonic() + self._view.period
 
     @contextlib.contextmanager
@@ -110,7 +122,7 @@ class _View:
 
     def open(self) -> None: ...
 
-    def show(self, row: Row) -> None: ...
+    def show(self, row: Row, left: float | None) -> None: ...
 
     def message(self, text: str) -> None: ...
 
@@ -128,8 +140,8 @@ class _Lines(_View):
     def open(self) -> None:
         self.message(f"{self._title}: {self._total_steps} steps")
 
-    def show(self, row: Row) -> None:
-        self.message(_line(row, self._total_steps))
+    def show(self, row: Row, left: float | None) -> None:
+        self.message(_line(row, self._total_steps, left))
 
     def message(self, text: str) -> None:
         print(text, flush=True)
@@ -149,12 +161,12 @@ class _Terminal(_View):
 
     def open(self) -> None:
         self._live.start()
-        self.show({})
+        self.show({}, None)
 
-    def show(self, row: Row) -> None:
+    def show(self, row: Row, left: float | None) -> None:
         self._returns.add(row.get("episode_return_mean"))
         width = min(self._console.width, _MAX_WIDTH)
-        self._panel = _panel(row, self._total_steps, self._title, self._returns, width)
+        self._panel = _panel(row, self._total_steps, self._title, self._returns, width, left)
         # The empty line is for the cursor. After the panel's last line, the ^C that a terminal
         # prints would wrap it, and an old border would stay above the next panel.
         self._live.update(Group(self._panel, ""), refresh=True)
@@ -167,8 +179,42 @@ class _Terminal(_View):
         self._live.stop()
 
 
+class _Notebook(_View):
+    """Draws a panel in the place of the one before, below the cell that trains."""
+
+    period = 0.5
+
+    def __init__(self, total_steps: int, title: str) -> None:
+        self._total_steps, self._title = total_steps, title
+        self._returns = _History(limit=48)
+        self._handle: Any = None
+
+    def open(self) -> None:
+        self.show({}, None)
+
+    def show(self, row: Row, left: float | None) -> None:
+        from IPython.display import HTML, display
+
+        self._returns.add(row.get("episode_return_mean"))
+        panel = _panel(row, self._total_steps, self._title, self._returns, _MAX_WIDTH, left)
+        console = Console(
+            record=True, width=_MAX_WIDTH, file=io.StringIO(), force_jupyter=False, highlight=False
+        )
+        console.print(panel)
+        html = HTML(console.export_html(inline_styles=True, code_format=_NOTEBOOK_CODE))
+        if self._handle is None:
+            self._handle = display(html, display_id=True)
+        else:
+            self._handle.update(html)
+
+    def message(self, text: str) -> None:
+        print(text, flush=True)
+
+
 def _view(total_steps: int, title: str) -> _View:
     console = Console(highlight=False)
+    if console.is_jupyter:
+        return _Notebook(total_steps, title)
     # The stream itself is asked too: FORCE_COLOR makes Rich take any output for a terminal.
     can_draw = not console.is_dumb_terminal and console.encoding.startswith("utf")
     if sys.stdout.isatty() and can_draw:
@@ -210,12 +256,12 @@ class _History:
         return "".join(_BARS[round((value - low) * scale)] for value in shown)
 
 
-def _line(row: Row, total_steps: int) -> str:
+def _line(row: Row, total_steps: int, left: float | None) -> str:
     pairs = {
         "update": _number(row.get("update")),
         "steps": _number(row.get("steps")),
         "elapsed": _duration(row.get("seconds")),
-        "left": _duration(_seconds_left(row, total_steps)),
+        "left": _duration(left),
         "steps/s": _number(row.get("steps_per_second")),
         "frames/s": _number(row.get("frames_per_second")),
         "return": _number(row.get("episode_return_mean")),
@@ -228,7 +274,9 @@ def _line(row: Row, total_steps: int) -> str:
     return f"{_share(row, total_steps):6.1%}  {text}"
 
 
-def _panel(row: Row, total_steps: int, title: str, returns: _History, width: int) -> Panel:
+def _panel(
+    row: Row, total_steps: int, title: str, returns: _History, width: int, left: float | None
+) -> Panel:
     inner = width - 4  # Inside the borders and their padding.
     lag, most = _number(row.get("policy_lag_mean")), _number(row.get("policy_lag_max"))
     pairs: tuple[tuple[Text, Text], ...] = (
@@ -242,7 +290,7 @@ def _panel(row: Row, total_steps: int, title: str, returns: _History, width: int
         ),
         (
             _cell("elapsed", _duration(row.get("seconds"))),
-            _cell("left", _duration(_seconds_left(row, total_steps))),
+            _cell("left", _duration(left)),
         ),
     )
     if "remote_lanes" in row:

@@ -10,13 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba import algorithms
 from sebulba.algorithms import Algorithm
 from sebulba.envs.contract import TimestepCheck
 from sebulba.inference import EpisodeTracker
-from sebulba.rundir.checkpoint import Checkpointer, DamagedError
-from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
-from sebulba.runners.environments import default_make_env, probe, with_last_action
+from sebulba.runners.restoring import restore
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
@@ -25,8 +22,6 @@ MAX_ENVS = 32
 PATIENCE = 120_000
 """Steps of an episode after which a warning says that evaluation waits for its end: more than half
 an hour of an Atari game has, even without skipped frames."""
-_READS = 100
-"""How many checkpoints to try, each of which a run in progress may remove meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,57 +81,18 @@ def evaluate_run(
         range, or both ``greedy`` and ``agent`` are given: only the agent knows how it acts.
     """
     _check(episodes, seed)
-    directory = Path(directory).expanduser()
-    config = load_config(directory, algorithm)
-    _choose(directory, checkpoint)  # Refused before anything is made.
-    if make_env is None:
-        make_env = default_make_env(config)
-    elif agent is None:
-        make_env = with_last_action(config, make_env)
-    if agent is None:
-        acts: algorithms.Acts = "greedily" if greedy else "evaluating"
-        algorithm = algorithm or algorithms.of(config)
-        agent = algorithm.make_agent(config, probe(make_env), acts)
-    elif greedy:
-        raise ConfigError(
-            f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
-            "that takes the best one."
-        )
     # Read before the episodes are played: a run in progress may remove the checkpoint meanwhile.
-    params, update = _read(directory, checkpoint, _shapes(agent))
-    result = evaluate(agent, params, make_env, episodes, seed=seed)
-    return dataclasses.replace(result, update=update)
-
-
-def _choose(directory: Path, checkpoint: int | None) -> int:
-    """The turn of a checkpoint that is there; the newest if ``checkpoint`` is None."""
-    turns = checkpoint_turns(directory)
-    turn = turns[-1] if checkpoint is None else checkpoint
-    if turn not in turns:
-        raise ConfigError(
-            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
-        )
-    return turn
-
-
-def _read(directory: Path, checkpoint: int | None, shapes: Params) -> tuple[Params, int]:
-    """The parameters of a checkpoint, and the updates behind them."""
-    for _ in range(_READS):
-        turn = _choose(directory, checkpoint)
-        try:
-            with Checkpointer(checkpoints_in(directory)) as checkpoints:
-                params = checkpoints.restore_params(turn, shapes)
-                return params, int(checkpoints.counts(turn)["updates"])
-        except DamagedError as error:
-            # A run in progress removes an older one while it is read, once there is a newer one.
-            if _choose(directory, checkpoint) == turn:
-                older = [other for other in checkpoint_turns(directory) if other < turn]
-                remedy = f"an older one is there: --checkpoint {older[-1]}" if older else ""
-                raise ConfigError(f"{error}: {remedy or 'there is no older one'}.") from error
-    raise ConfigError(
-        f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
-        "read: wait until it has ended, or let it keep more with --checkpoint.max-to-keep."
+    restored = restore(
+        directory,
+        checkpoint=checkpoint,
+        greedy=greedy,
+        make_env=make_env,
+        agent=agent,
+        algorithm=algorithm,
     )
+    agent, params, make_env = restored.agent, restored.params, restored.make_env
+    result = evaluate(agent, params, make_env, episodes, seed=seed)
+    return dataclasses.replace(result, update=restored.update)
 
 
 def evaluate(
@@ -204,15 +160,6 @@ def _warn_of_long_episodes(lengths: np.ndarray, quota: np.ndarray) -> bool:
             stacklevel=3,
         )
     return bool(late)
-
-
-def _shapes(agent: Agent) -> Params:
-    """Shapes of the parameters, on the default device; nothing is computed, or compiled for it."""
-    key = jax.random.key(0)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=key.sharding),
-        jax.eval_shape(agent.init, key),
-    )
 
 
 def _check(episodes: int, seed: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
 from sebulba.learners import Learner
+from sebulba.metrics.sinks import Sink
 from sebulba.types import Agent, EnvSpec, MakeEnv
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Parts(NamedTuple):
       exploration: of the environments of all hosts; None if the policy explores by itself.
       unrolls_per_turn: unrolls that the learner takes on each host in one turn.
       remote: None without remote lanes.
+      sinks: where the rows of metrics go besides the run directory.
     """
 
     config: Config
@@ -53,3 +55,4 @@ class Parts(NamedTuple):
     exploration: Exploration | None
     unrolls_per_turn: int
     remote: Remote | None = None
+    sinks: Sequence[Sink] = ()

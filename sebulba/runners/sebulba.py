@@ -327,6 +327,9 @@ class SebulbaRun:
         self._logged_turn = self._turn
         self._directory.write(row)
         display.update(row)
+        if distributed.is_primary():
+            for sink in self._parts.sinks:
+                sink.write(json.loads(self._rows[-1]))
         memory.release()
         self._check_finite(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ from sebulba.learners import Learner, make_optimizer
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
 from sebulba.metrics.shown import METRICS, Axis
+from sebulba.metrics.sinks import Sink
 from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
-from sebulba.runners import environments, remote
+from sebulba.runners import environments, remote, video
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
@@ -64,6 +66,14 @@ class TrainResult:
         """Draw metrics over ``x``; see ``sebulba.plot``."""
         return plot(self, metrics, x)
 
+    def play(self, seed: int = 0, max_steps: int = video.MAX_STEPS) -> Any:
+        """One episode of the agent as a video in a notebook; see ``sebulba.record``.
+
+        Raises:
+          ConfigError: IPython or imageio is missing, or there are no pictures.
+        """
+        return video.play(self.config, self.agent, self.params, self.make_env, seed, max_steps)
+
 
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop, and has.
@@ -86,6 +96,7 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     topology: Topology | None = None,
     listen: Listen | None = None,
+    sinks: Sequence[Sink] = (),
     progress: bool = True,
 ) -> TrainResult:
     """Train an agent. Each part that is not given is made from ``config``.
@@ -104,6 +115,7 @@ def train(
       optimizer: instead of ``config.optimizer``.
       topology: instead of the placement of devices that ``config`` describes.
       listen: where env-hosts connect to, if ``config.remote_lanes``.
+      sinks: where the rows of metrics go besides the run directory, such as ``LivePlot()``.
       progress: show progress on the terminal.
 
     Raises:
@@ -127,6 +139,7 @@ def train(
                 raise refused
             topology, notes = _place(algorithm, config, topology)
             parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer, listen)
+            parts = parts._replace(sinks=sinks)
             notes += [parts.learner.prepare()]
         distributed.agree(config, algorithm.name, topology.layout)
         run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
@@ -151,7 +164,12 @@ def _run(
         start = directory.restore(fresh, parts.learner.params(fresh))
         run = SebulbaRun(parts, directory, start, supervision)
         shown = progress and distributed.is_primary()
-        with Progress(config.total_steps, title, enabled=shown) as display:
+        with (
+            Progress(config.total_steps, title, enabled=shown) as display,
+            contextlib.ExitStack() as stack,
+        ):
+            for sink in parts.sinks if distributed.is_primary() else ():
+                stack.callback(sink.close)
             run.run(display, [*notes, *directory.notes])
     return run
 

@@ -27,7 +27,10 @@ def test_help_lists_the_commands(
 
 @pytest.mark.parametrize("word", ["trian", "--train"])
 def test_unknown_command(word: str, capfd: pytest.CaptureFixture[str]) -> None:
-    says = [f"Unrecognized options: {word}", "train, eval, presets, tune, pod, plan"]
+    says = [
+        f"Unrecognized options: {word}",
+        "train, eval, presets, tune, sweep, pod, plan, runs, plot, export",
+    ]
     assert_refused([word], says, capfd)
 
 

@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
+import types
+from typing import Any
 
 import pytest
+import rich.console
 
 from sebulba.metrics import progress as display
 from sebulba.metrics.progress import Progress
@@ -36,6 +39,7 @@ row = {row}
 with runpy.run_path({path!r})["Progress"](10_000, "cartpole") as progress:
     progress.update(row)
     progress.message("a [note]")
+    progress.update(row)
     {then}
 """
 
@@ -76,11 +80,17 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10_000, "cartpole") as progress:
         progress.update(ROW)
         progress.message("a [note]")
+        progress.update(ROW)
+    line = (
+        " 25.0%  update 7  steps 2500  elapsed 0:01:23  left {}  steps/s 250  "
+        "frames/s 1000  return 187.5  length 42  lag 1.25"
+    )
+    # What is left is not told from the first row, which took as long as compilation did.
     assert capsys.readouterr().out.splitlines() == [
         "cartpole: 10000 steps",
-        " 25.0%  update 7  steps 2500  elapsed 0:01:23  left 0:00:30  steps/s 250  "
-        "frames/s 1000  return 187.5  length 42  lag 1.25",
+        line.format("-"),
         "a [note]",
+        line.format("0:00:30"),
     ]
 
 
@@ -136,8 +146,9 @@ def test_no_value_is_too_odd(missing: str, bad: float | None) -> None:
     absent = {key: value for key, value in ROW.items() if key not in keys}
     for row in (absent, absent | dict.fromkeys(keys, bad)):
         for total_steps in (0, 10_000):
-            display._line(row, total_steps)
-            display._panel(row, total_steps, "title", display._History(limit=48), 100)
+            left = display._seconds_left(row, total_steps)
+            display._line(row, total_steps, left)
+            display._panel(row, total_steps, "title", display._History(limit=48), 100, left)
 
 
 def test_a_terminal_gets_a_panel() -> None:
@@ -148,6 +159,36 @@ def test_a_terminal_gets_a_panel() -> None:
         assert part in text
     assert "1.25 (max 3)" in text
     assert "a [note]" in text
+
+
+def test_a_notebook_gets_one_panel(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        update = staticmethod(shown.append)
+
+    def show(html: str, display_id: bool) -> Handle:
+        assert display_id and not shown, "later panels take the place of the first"
+        shown.append(html)
+        return Handle()
+
+    module: Any = types.ModuleType("IPython.display")
+    module.display, module.HTML = show, str
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    with Progress(10_000, "cartpole") as progress:
+        for _ in range(2):
+            progress.update(ROW)
+            clock[0] += 1.0
+        progress.message("a [note]")
+    assert len(shown) == 3, "the empty panel, and one for each row"
+    assert shown[-1].startswith("<pre") and shown[-1].endswith("</pre>")
+    text = re.sub("<[^>]*>", "", shown[-1])
+    for part in ("cartpole", "25.0% of 10,000 steps", "187.5", "0:00:30", "policy_loss -0.5"):
+        assert part in text
+    assert capsys.readouterr().out == "a [note]\n"
 
 
 @pytest.mark.parametrize("then", ["pass", "1 / 0", "raise KeyboardInterrupt"])

@@ -1,0 +1,108 @@
+"""What a run directory has learned, ready to act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from sebulba import algorithms
+from sebulba.algorithms import Algorithm
+from sebulba.config import Config
+from sebulba.rundir.checkpoint import Checkpointer, DamagedError
+from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
+from sebulba.runners.environments import default_make_env, probe, with_last_action
+from sebulba.types import Agent, MakeEnv, Params
+from sebulba.validation import ConfigError
+
+_READS = 100
+"""How many checkpoints to try, each of which a run in progress may remove meanwhile."""
+
+
+class Restored(NamedTuple):
+    """An agent of a run directory.
+
+    Attributes:
+      config: of the run.
+      agent: acts.
+      params: its parameters.
+      make_env: makes the environments that it was trained in.
+      update: updates behind the parameters.
+    """
+
+    config: Config
+    agent: Agent
+    params: Params
+    make_env: MakeEnv
+    update: int
+
+
+def restore(
+    directory: Path | str,
+    *,
+    checkpoint: int | None,
+    greedy: bool,
+    make_env: MakeEnv | None,
+    agent: Agent | None,
+    algorithm: Algorithm[Any] | None,
+) -> Restored:
+    """Read a checkpoint of a run; see ``evaluate_run`` for the arguments and errors."""
+    directory = Path(directory).expanduser()
+    config = load_config(directory, algorithm)
+    _choose(directory, checkpoint)  # Refused before anything is made.
+    if make_env is None:
+        make_env = default_make_env(config)
+    elif agent is None:
+        make_env = with_last_action(config, make_env)
+    if agent is None:
+        acts: algorithms.Acts = "greedily" if greedy else "evaluating"
+        algorithm = algorithm or algorithms.of(config)
+        agent = algorithm.make_agent(config, probe(make_env), acts)
+    elif greedy:
+        raise ConfigError(
+            f"greedy is True, but {type(agent).__name__} chooses its actions itself: give an agent "
+            "that takes the best one."
+        )
+    params, update = _read(directory, checkpoint, shapes(agent))
+    return Restored(config, agent, params, make_env, update)
+
+
+def shapes(agent: Agent) -> Params:
+    """Shapes of the parameters, on the default device; nothing is computed, or compiled for it."""
+    key = jax.random.key(0)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=key.sharding),
+        jax.eval_shape(agent.init, key),
+    )
+
+
+def _choose(directory: Path, checkpoint: int | None) -> int:
+    """The turn of a checkpoint that is there; the newest if ``checkpoint`` is None."""
+    turns = checkpoint_turns(directory)
+    turn = turns[-1] if checkpoint is None else checkpoint
+    if turn not in turns:
+        raise ConfigError(
+            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
+        )
+    return turn
+
+
+def _read(directory: Path, checkpoint: int | None, shapes: Params) -> tuple[Params, int]:
+    """The parameters of a checkpoint, and the updates behind them."""
+    for _ in range(_READS):
+        turn = _choose(directory, checkpoint)
+        try:
+            with Checkpointer(checkpoints_in(directory)) as checkpoints:
+                params = checkpoints.restore_params(turn, shapes)
+                return params, int(checkpoints.counts(turn)["updates"])
+        except DamagedError as error:
+            # A run in progress removes an older one while it is read, once there is a newer one.
+            if _choose(directory, checkpoint) == turn:
+                older = [other for other in checkpoint_turns(directory) if other < turn]
+                remedy = f"an older one is there: --checkpoint {older[-1]}" if older else ""
+                raise ConfigError(f"{error}: {remedy or 'there is no older one'}.") from error
+    raise ConfigError(
+        f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
+        "read: wait until it has ended, or let it keep more with --checkpoint.max-to-keep."
+    )

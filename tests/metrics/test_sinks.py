@@ -1,0 +1,112 @@
+"""Where rows of metrics go besides the run directory."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from whole_runs import on, tiny, tiny_r2d2
+
+import sebulba
+from sebulba.metrics.meter import Row
+
+
+class Kept:
+    """Keeps rows; fails at row number ``fails_at``."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.rows: list[Row] = []
+        self.closed = 0
+        self._fails_at = fails_at
+
+    def write(self, row: Row) -> None:
+        assert not self.closed
+        self.rows.append(row)
+        if len(self.rows) == self._fails_at:
+            raise OSError("the server is gone")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_sink_gets_all_rows_and_the_end() -> None:
+    sinks = [Kept(), Kept()]
+    result = sebulba.train(tiny(), topology=on(1), sinks=sinks, progress=False)
+    for sink in sinks:
+        assert sink.rows == result.metrics and sink.closed == 1
+
+
+def test_a_sink_that_fails_ends_the_run() -> None:
+    sinks = [Kept(), Kept(fails_at=2)]
+    with pytest.raises(OSError, match="the server is gone"):
+        sebulba.train(tiny(), topology=on(1), sinks=sinks, progress=False)
+    assert [len(sink.rows) for sink in sinks] == [2, 2]
+    assert [sink.closed for sink in sinks] == [1, 1]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.csv"
+    # R2D2's first rows, of steps without updates, have fewer columns.
+    config = tiny_r2d2(log_every=1)
+    result = sebulba.train(config, topology=on(1), sinks=[sebulba.CsvSink(path)], progress=False)
+    found = read(path)
+    assert "loss" not in result.metrics[0] and "loss" in result.metrics[-1]
+    assert len(found) == len(result.metrics)
+    for row, expected in zip(found, result.metrics, strict=True):
+        told = {name: float(value) for name, value in row.items() if value}
+        assert told == {name: value for name, value in expected.items() if value is not None}
+    # Rows of a run that is resumed come after those that are there.
+    sink = sebulba.CsvSink(path)
+    sink.write({"steps": 5, "own": 1.0})
+    assert len(read(path)) == len(found) + 1 and read(path)[-1]["own"] == "1.0"
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a notebook would show."""
+    pictures: list[Any] = []
+
+    class Handle:
+        update = staticmethod(pictures.append)
+
+    def display(picture: Any, display_id: bool) -> Handle:
+        assert display_id and not pictures, "later ones take the place of the first"
+        pictures.append(picture)
+        return Handle()
+
+    module: Any = types.ModuleType("IPython.display")
+    module.display = display
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    return pictures
+
+
+def test_live_plot(shown: list[Any]) -> None:
+    plot = sebulba.LivePlot(seconds=0.0)
+    result = sebulba.train(tiny_r2d2(log_every=1), topology=on(1), sinks=[plot], progress=False)
+    assert len(shown) == len(result.metrics) + 1
+    assert [len(figure.axes) for figure in (shown[0], shown[-1])] == [2, 4], (
+        "no return and no loss at first"
+    )
+    steps = [row["steps"] for row in result.metrics]
+    assert shown[-1].axes[1].lines[0].get_xdata().tolist() == steps
+
+
+def test_live_plot_takes_its_time(shown: list[Any]) -> None:
+    plot = sebulba.LivePlot(seconds=1e6)
+    sebulba.train(tiny(), topology=on(1), sinks=[plot], progress=False)
+    assert len(shown) == 2, "the first row, and all rows at the end"
+
+
+def test_live_plot_is_for_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    with pytest.raises(sebulba.ConfigError, match="pip install ipython"):
+        sebulba.LivePlot()
