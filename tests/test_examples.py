@@ -71,6 +71,7 @@ def test_rows_go_to_a_service(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[-1].split(".")[-1] in ("finish()", "end_run()", "close()")
 
 
+@pytest.mark.slow
 def test_atari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preset, text = presets.PRESETS["vtrace-atari-shallow"]
     assert isinstance(preset, VTraceConfig)

@@ -65,17 +65,14 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
 
 def _figure(panels: int) -> Figure:
     try:
-        # Where a notebook runs, importing pyplot is what makes it show figures. The figure itself
-        # is not one of pyplot's, which would keep it, and show it twice.
-        import matplotlib.pyplot  # noqa: F401
-        from matplotlib.figure import Figure
+        from sebulba.metrics.figure import ShownFigure
     except ImportError as error:
         raise ConfigError(
             f"pictures need matplotlib ({error}): pip install 'sebulba[plot]'."
         ) from error
     columns = 1 if panels == 1 else 2
     rows = -(-panels // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.3 * rows + 0.4), layout="constrained")
+    figure = ShownFigure(figsize=(5.5 * columns, 3.3 * rows + 0.4), layout="constrained")
     for number in range(panels):
         figure.add_subplot(rows, columns, number + 1)
     return figure

@@ -156,8 +156,8 @@ action, state = act(observation, reward, first, state, np.uint32(0), np.uint32(0
 
 It needs nothing but `pip install jax flatbuffers`. The observation is
 {_shown(spec.observation, num_envs)}. `reward` is
-that for the last action, `first` says where an episode begins, and the last two arguments are a seed
-and the number of the step, from which the random numbers come."""
+that for the last action, `first` says where an episode begins, and the last two arguments are a
+seed and the number of the step, from which the random numbers come."""
 
 
 def _shown(told: Any, num_envs: int) -> str:

@@ -11,7 +11,9 @@ from whole_runs import rows_of
 UNREAD = 141
 
 
-@pytest.mark.parametrize("words", ["--help", "presets", "eval RUN --json"])
+@pytest.mark.parametrize(
+    "words", ["--help", "presets", pytest.param("eval RUN --json", marks=pytest.mark.slow)]
+)
 def test_a_command_ends_quietly_where_nobody_reads(words: str, finished: Path) -> None:
     # The pipe is read by nobody before anything is written.
     code, _, errors = in_a_shell(words.replace("RUN", str(finished)), "(sleep 0.2; {}) | true")

@@ -34,7 +34,7 @@ HEARING = [
     "TSP-v1",
     "HalfCheetah-v4",
     "Blackjack-v1",
-    "MyoHandMugRandom-v0",
+    pytest.param("MyoHandMugRandom-v0", marks=pytest.mark.slow),
 ]
 FIXED = [
     "CliffWalking-v1",

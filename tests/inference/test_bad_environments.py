@@ -131,6 +131,7 @@ def test_what_does_no_harm(make_env: Any, core: Any) -> None:
             assert row[name] == other[name]
 
 
+@pytest.mark.slow
 def test_buffers_used_again_do_no_harm_in_a_replay() -> None:
     config = tiny_r2d2(actors_per_device=1, policy_lag="1", total_steps=600)
     expected, result = (

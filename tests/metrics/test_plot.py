@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
+from matplotlib import pyplot
 
 from sebulba.metrics.meter import Row
 from sebulba.metrics.plot import Curves, draw
@@ -80,6 +82,14 @@ def test_unknown_metric() -> None:
 
 
 def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.delitem(sys.modules, "sebulba.metrics.figure", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'sebulba\[plot\]'"):
         draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["loss"])
+
+
+def test_a_notebook_shows_it_once_and_without_pyplot() -> None:
+    figure = draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["loss"])
+    shown, _ = DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")
+    assert not pyplot.get_fignums()

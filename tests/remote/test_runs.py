@@ -122,6 +122,7 @@ def test_lives_never_mix(address: str) -> None:
     assert result.metrics[-1]["steps"] >= 6000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["host", "device"])
 def test_lives_never_mix_in_a_replay(
     storage: str, address: str, monkeypatch: pytest.MonkeyPatch

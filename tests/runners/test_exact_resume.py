@@ -50,7 +50,14 @@ def train(config: Config, **changes: Any) -> sebulba.TrainResult:
 
 
 @pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
-@pytest.mark.parametrize(("make", "steps"), [(vtrace, 320), (r2d2, 960), (ppo, 320)])
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [
+        (vtrace, 320),
+        pytest.param(r2d2, 960, marks=pytest.mark.slow),
+        pytest.param(ppo, 320, marks=pytest.mark.slow),
+    ],
+)
 def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: Path) -> None:
     config = make(policy_lag=lag)
     whole = train(config, total_steps=2 * steps)

@@ -254,7 +254,7 @@ def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("orbax_may_fail")
-@pytest.mark.parametrize("what", ["rows", "checkpoints"])
+@pytest.mark.parametrize("what", ["checkpoints", pytest.param("rows", marks=pytest.mark.slow)])
 def test_a_full_disk_ends_the_run_and_leaves_its_checkpoints(what: str, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -189,7 +189,7 @@ def contents(learner: R2D2Learner) -> list[Any]:
     return parts
 
 
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_with_its_replay(saved: bool, tmp_path: Path) -> None:
     config = tiny(
         out=tmp_path,

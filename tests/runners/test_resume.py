@@ -307,9 +307,8 @@ def resume(out: Path) -> None:
     assert tensorboard_steps(out) == [row["steps"] for row in rows_of(out)]
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_to_a_process(number: int, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     sent = time.monotonic()

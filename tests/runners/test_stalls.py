@@ -112,6 +112,7 @@ def test_a_run_that_moves_slowly_goes_on() -> None:
     assert result.updates > 0
 
 
+@pytest.mark.slow
 def test_the_process_ends_where_the_learner_is_stuck_in_native_code() -> None:
     process = hanging(LEARNER, IN_NATIVE_CODE, stall_seconds=6.0, grace_seconds=1.0)
     report = end_of(process, 30)
@@ -120,13 +121,14 @@ def test_the_process_ends_where_the_learner_is_stuck_in_native_code() -> None:
     assert "in hang" in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "how"),
     [
         pytest.param(signal.SIGTERM, IN_NATIVE_CODE, id="SIGTERM, native"),
-        pytest.param(signal.SIGTERM, SLEEPS, id="SIGTERM", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, IN_NATIVE_CODE, id="SIGINT, native", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, SLEEPS, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, SLEEPS, id="SIGTERM"),
+        pytest.param(signal.SIGINT, IN_NATIVE_CODE, id="SIGINT, native"),
+        pytest.param(signal.SIGINT, SLEEPS, id="SIGINT"),
     ],
 )
 def test_a_stuck_learner_does_not_outlive_the_grace_period(
@@ -195,6 +197,7 @@ def test_an_interrupted_run_gives_its_result() -> None:
     assert all(leaf.is_ready() for leaf in jax.tree.leaves(result.params))
 
 
+@pytest.mark.slow
 def test_a_stuck_environment_leaves_time_for_a_checkpoint(tmp_path: Path) -> None:
     process = hanging(ENVIRONMENT, grace_seconds=4.0, out=str(tmp_path / "run"))
     process.send_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-FAST = ("vtrace, frames", "r2d2, lstm")
+FAST = ("vtrace, frames",)
 
 
 @pytest.fixture(
