@@ -57,6 +57,7 @@ def test_an_own_algorithm_solves_catch_from_python() -> None:
     assert mean is not None and mean > 0.9
 
 
+@pytest.mark.slow
 def test_an_own_environment_is_solved_from_python() -> None:
     import own_environment
 
@@ -88,6 +89,7 @@ def test_it_is_refused_where_it_was_registered_nowhere(tmp_path: Path) -> None:
         sebulba.train(Unknown(total_steps=100))
 
 
+@pytest.mark.slow
 def test_an_unregistered_algorithm_trains_resumes_and_is_evaluated(tmp_path: Path) -> None:
     import own_algorithm
 

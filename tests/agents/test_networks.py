@@ -101,6 +101,7 @@ def test_stacks_equal_a_slow_loop_however_the_sequence_is_cut(
         np.testing.assert_array_equal(stacks, expected)
 
 
+@pytest.mark.slow
 def test_stacks_are_those_of_envpool() -> None:
     import envpool
 
@@ -261,6 +262,7 @@ def test_a_larger_residual_network() -> None:
     assert params["Dense_0"]["kernel"].shape == (5 * 6 * 64, 16)
 
 
+@pytest.mark.slow
 def test_layers_with_tanh_begin_orthogonal() -> None:
     agent = make_agent(spec(5), activation="tanh", hidden_sizes=(16, 16))
     params = agent.init(jax.random.key(0))
@@ -313,6 +315,7 @@ def test_deviations_begin_where_the_config_says(depends: bool) -> None:
             VTraceConfig(network=NetworkConfig(initial_log_std=value)).validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torso", ["mlp", "small", "shallow"])
 def test_layer_norm_makes_every_layer_blind_to_the_size_of_its_inputs(torso: str) -> None:
     env = spec(5) if torso == "mlp" else spec(36, 40, 2)
@@ -455,6 +458,7 @@ def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> Non
     assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}
 
 
+@pytest.mark.slow
 def test_each_array_has_an_encoder_that_fits_its_shape() -> None:
     """Images go through convolutions, whatever else there is through an MLP, and all count."""
     observation = {

@@ -26,6 +26,7 @@ def test_the_first_lines_of_a_long_text() -> None:
     assert code in (0, UNREAD) and errors == ""
 
 
+@pytest.mark.slow
 def test_a_training_goes_on(tmp_path: Path) -> None:
     words = f"train vtrace-catch --total-steps 3000 --out {tmp_path / 'run'}"
     code, output, errors = in_a_shell(words, "{} | head -1")

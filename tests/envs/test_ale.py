@@ -16,6 +16,7 @@ from sebulba.types import ArraySpec, DiscreteSpec, Env
 SHORT = {"max_num_frames_per_episode": 80}
 
 
+@pytest.mark.slow
 class TestBreakout(EnvBattery):
     num_steps = 60
 

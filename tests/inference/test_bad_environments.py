@@ -119,6 +119,7 @@ def test_a_spec_that_is_not_supported(config: Any, make_env: Any, core: Any, say
 SAME_BITS = [faulty_envs.ReusingItsBuffers, faulty_envs.Float64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_env", SAME_BITS)
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_what_does_no_harm(make_env: Any, core: Any) -> None:

@@ -341,6 +341,7 @@ def test_nothing_of_the_step_between_two_episodes_is_learned(
     assert its_logs == logs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "learners"), [(1, 2), (3, 1)])
 def test_observations_count_once_and_are_normalized_alike_in_all_epochs(
     epochs: int, learners: int
@@ -418,6 +419,7 @@ def test_the_ratio_is_to_the_policy_that_acted(action: Any) -> None:
         assert np.isfinite(float(logs["entropy"]))
 
 
+@pytest.mark.slow
 def test_epochs_are_left_out_once_the_policy_has_moved_far_enough() -> None:
     batch = trajectory("ppo")
     one, _ = updated(ppo(num_epochs=1), batch)

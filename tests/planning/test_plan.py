@@ -144,6 +144,7 @@ def lowered(config: Config, topology: Topology) -> Lowered:
     return lower(algorithms.of(config), config, probe(default_make_env(config)), topology)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["vtrace-catch", "r2d2-catch"])
 def test_the_plan_compiles_what_a_run_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(preset)

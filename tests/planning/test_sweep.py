@@ -40,6 +40,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
+@pytest.mark.slow
 def test_all_combinations_and_what_is_left(
     trained: list[list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_run_that_is_complete_ends_its_env_hosts() -> None:
         assert host.error is None
 
 
+@pytest.mark.slow
 def test_an_env_host_without_a_trainer_gives_up() -> None:
     with trainer() as (listener, address), env_host(address, patience_seconds=1.0) as host:
         env_of(listener).reset()
@@ -254,6 +255,7 @@ def test_an_env_host_without_a_trainer_gives_up() -> None:
         assert str(host.error).startswith(f"no trainer at {address}: ")
 
 
+@pytest.mark.slow
 def test_patience_begins_with_the_loss_of_a_trainer() -> None:
     with trainer() as (listener, address), env_host(address, patience_seconds=3.0) as host:
         env_of(listener).reset()

@@ -105,6 +105,7 @@ class Lives:
         self._last[unroll.lane] = tuple(told[-1, 0])
 
 
+@pytest.mark.slow
 def test_lives_never_mix(address: str) -> None:
     config = tiny(env=NUMBERED, total_steps=6000, remote_lanes=2, actors_per_device=1)
     lives = Lives()
@@ -156,6 +157,7 @@ def test_lives_never_mix_in_a_replay(
     assert drawn > 1000
 
 
+@pytest.mark.slow
 def test_with_a_fixed_lag_a_lost_lane_is_waited_for(address: str) -> None:
     config = tiny(total_steps=2000, remote_lanes=1, actors_per_device=1, policy_lag="0")
     lanes: list[int] = []
@@ -208,6 +210,7 @@ def test_the_loss_of_a_lane_ends_a_run_that_is_told_so(address: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_learning_starts_with_as_many_lanes_as_are_asked_for(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

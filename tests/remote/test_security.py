@@ -129,6 +129,7 @@ def test_lanes_are_encrypted(encrypted: tuple[Security, Security]) -> None:
             assert env.reset().first.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["plain", "another authority"])
 def test_an_env_host_talks_to_no_other_trainer(
     wrong: str, encrypted: tuple[Security, Security], tmp_path: Path
@@ -148,6 +149,7 @@ def test_an_env_host_talks_to_no_other_trainer(
         assert listener.connected() == 0
 
 
+@pytest.mark.slow
 def test_a_trainer_that_asks_for_certificates_takes_no_one_else(files: Files) -> None:
     own = {"tls_cert": files.cert, "tls_key": files.key, "ca": files.cert}
     ours = SecurityOptions(**own).of_trainer("0.0.0.0:1")

@@ -148,6 +148,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", ["*/[0-9]*", "state.layer_7/[0-9]*", "state.layer_7/.zarray"])
 def test_a_damaged_one_is_told_of_in_one_message(tmp_path: Path, files: str) -> None:
     """Not in hundreds of lines about the arrays that arrived after the first one failed."""
@@ -190,6 +191,7 @@ for turn in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed in /proc")
 def test_writing_takes_few_threads(tmp_path: Path) -> None:
     """The C library gives heaps to many of them, which hold more memory after each write."""

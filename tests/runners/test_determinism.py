@@ -77,6 +77,7 @@ def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(shape: str, la
         assert lags(run, "mean") == lags(run, "max") == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_ppo, tiny_pqn])
 def test_epochs_of_minibatches_are_too(make: Any) -> None:
     config = make(policy_lag="1", log_every=1)
@@ -85,6 +86,7 @@ def test_epochs_of_minibatches_are_too(make: Any) -> None:
     assert_same(one.params, other.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny, tiny_ppo])
 def test_images_in_microbatches_are_too(make: Any) -> None:
     config = make(

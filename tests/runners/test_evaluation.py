@@ -226,6 +226,7 @@ def test_environments_have_the_last_action_once_where_there_is_an_lstm(make_env:
     assert with_last_action(tiny(), make_env) is make_env
 
 
+@pytest.mark.slow
 def test_an_lstm_sees_the_last_action_also_of_environments_of_ones_own(tmp_path: Path) -> None:
     usual = sebulba.train(lstm(out=tmp_path), progress=False, topology=on(1))
     result = sebulba.train(lstm(), progress=False, topology=on(1), make_env=envs.Catch)
@@ -272,6 +273,7 @@ def test_a_run_that_trains_may_remove_the_checkpoint_meanwhile(tmp_path: Path) -
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_newer_checkpoint_is_taken_where_the_newest_is_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +304,7 @@ class OwnConfig(VTraceConfig):
     more: int = 3
 
 
+@pytest.mark.slow
 def test_a_run_with_a_config_of_ones_own_class_is_resumed_and_evaluated(tmp_path: Path) -> None:
     config = OwnConfig(**vars(tiny(out=tmp_path)), more=5)
     with pytest.raises(ConfigError, match=r"OwnConfig is the config of no algorithm.*register"):

@@ -237,6 +237,7 @@ def test_checkpoints_of_turns_without_updates_have_their_counts(tmp_path: Path) 
     assert counts["steps"] == rows_of(tmp_path)[-1]["steps"]
 
 
+@pytest.mark.slow
 def test_too_few_steps_to_learn_anything_are_said(capfd: pytest.CaptureFixture[str]) -> None:
     config = tiny(replay=ReplayConfig(capacity=120, min_size=100), log_every=1)
     enough = sebulba.train(config, topology=on(1))
@@ -250,6 +251,7 @@ def test_too_few_steps_to_learn_anything_are_said(capfd: pytest.CaptureFixture[s
     assert found is not None and float(found[1]) * 0.9 == pytest.approx(first, abs=60)
 
 
+@pytest.mark.slow
 def test_a_replay_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     config = tiny(
         out=tmp_path, checkpoint=ReplayCheckpointConfig(save_replay=True), total_steps=700

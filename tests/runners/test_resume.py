@@ -54,6 +54,7 @@ def checkpoint(
     return jax.tree.map(np.asarray, restored), counts
 
 
+@pytest.mark.slow
 def test_a_larger_batch_goes_on_learning(tmp_path: Path) -> None:
     """The decay of the learning rate follows the steps, not the updates of before."""
     first = train(tmp_path, 400, optimizer=DECAYING)
@@ -62,6 +63,7 @@ def test_a_larger_batch_goes_on_learning(tmp_path: Path) -> None:
     assert max(jax.tree.leaves(moved)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_decay_its_learning_rate(tmp_path: Path) -> None:
     train(tmp_path, 200, optimizer=CONSTANT)
     assert train(tmp_path, 400, optimizer=DECAYING, resume=True).updates > 15
@@ -141,6 +143,7 @@ def test_resumes_on_other_devices(tmp_path: Path) -> None:
     assert second.updates > first.updates
 
 
+@pytest.mark.slow
 def test_checkpoints_have_the_steps_of_all_their_updates(tmp_path: Path) -> None:
     every = CheckpointConfig(interval=3, max_to_keep=100)
     made = HookedEnvs()
@@ -246,6 +249,7 @@ def test_one_run_at_a_time_writes_to_a_directory(tmp_path: Path) -> None:
     assert all(f"another run is writing to {tmp_path}" in message for message in refused)
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_to_write_leaves_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

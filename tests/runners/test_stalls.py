@@ -67,6 +67,7 @@ def end_of(process: subprocess.Popen[str], seconds: float) -> str:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_stuck_environment_ends_the_run_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

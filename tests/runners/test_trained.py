@@ -166,6 +166,7 @@ def test_damaged_exports(catch: Path, tmp_path: Path) -> None:
         sebulba.load(tmp_path / "agent")
 
 
+@pytest.mark.slow
 def test_no_module_is_imported_for_an_export(catch: Path, tmp_path: Path) -> None:
     sebulba.export(catch, tmp_path / "agent")
     about = tmp_path / "agent" / "agent.json"

@@ -42,6 +42,7 @@ def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("catch") / "run", network=network)
 
 
+@pytest.mark.slow
 def test_what_the_environment_draws(cartpole: Path, tmp_path: Path) -> None:
     episode = sebulba.record(cartpole, tmp_path / "deep" / "out.mp4", seed=3)
     assert episode is not None
@@ -77,6 +78,7 @@ def test_where_nothing_can_be_drawn(
         sebulba.record(cartpole, tmp_path / "out.mp4")
 
 
+@pytest.mark.slow
 def test_drawing_is_tried_in_another_process() -> None:
     assert drawing.can_draw("CartPole-v1", {}, "machado")
     assert not drawing.can_draw("CartPole-v0.5", {}, "machado")

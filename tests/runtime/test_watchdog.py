@@ -139,6 +139,7 @@ def test_writing_may_take_as_long_as_bytes_are_written(tmp_path: Path) -> None:
         error_of(dog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_compiling_may_take_longer(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Hosts({1: "compiling"} if where == "elsewhere" else {})
@@ -194,6 +195,7 @@ with dog.watch():
 """
 
 
+@pytest.mark.slow
 def test_a_run_ends_although_nobody_reads_what_it_prints() -> None:
     done = subprocess.run([sys.executable, "-c", NOBODY_READS], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == 75

@@ -454,6 +454,7 @@ def test_the_preset_for_one_machine_fits_8_gib(monkeypatch: pytest.MonkeyPatch) 
     assert f"{gib:.2f} GiB" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STORAGES)
 def test_nothing_grows(kind: str) -> None:
     replay, feed = new_replay(kind), Feed(0)
