@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,7 @@ from paths import ROOT
 
 import sebulba
 from sebulba import presets
+from sebulba.config import flat
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -88,3 +91,52 @@ def test_the_differences_from_the_papers_are_those_of_the_presets() -> None:
     assert r2d2.optimizer.learning_rate == 1e-4 and "| 1e-4 | paper: 1e-4;" in page
     assert r2d2.optimizer.epsilon == 1e-3 / learned and r2d2.optimizer.max_gradient_norm == 1
     assert "docs/algorithms.md" in (sebulba.R2D2Config.__doc__ or "")
+
+
+def in_backticks(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def fields_of(*kinds: type[sebulba.Config]) -> set[str]:
+    """Names of fields and of groups, dotted."""
+    return {
+        name
+        for kind in kinds
+        for name in [*flat(dataclasses.asdict(kind())), *dataclasses.asdict(kind())]
+    }
+
+
+ALGORITHMS = {
+    "V-trace": sebulba.VTraceConfig,
+    "PPO": sebulba.PPOConfig,
+    "PQN": sebulba.PQNConfig,
+    "R2D2": sebulba.R2D2Config,
+}
+
+
+def test_what_stands_beside_the_equations_has_that_name() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text().partition("## What differs")[0]
+    for title, kind in ALGORITHMS.items():
+        section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")]
+        assert len(rows) > 3
+        for _, code, config in rows[1:]:
+            for dotted in in_backticks(code):
+                module, name = dotted.split(".")
+                assert name in getattr(sebulba, module).__all__
+            assert set(in_backticks(config)) <= fields_of(kind)
+
+
+def test_what_others_are_told_to_set_is_a_field() -> None:
+    page = (ROOT / "docs" / "migration.md").read_text()
+    fields = fields_of(*ALGORITHMS.values()) | {"listen", "processes"}
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    for *_, ours in rows:
+        for name in in_backticks(ours):
+            if re.fullmatch(r"[a-z]+(_[a-z]+|\.[a-z]+)*_?", name):
+                assert name in fields | {"shared", "deep"} or name.startswith("sebulba."), name
+            if name.startswith("sebulba."):
+                value: Any = sebulba
+                for part in re.split(r"[.(]", name.removeprefix("sebulba."))[:2]:
+                    value = getattr(value, part, value)
+                assert value is not sebulba, name

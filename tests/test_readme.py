@@ -158,7 +158,7 @@ def understand(words: list[str], change_directory: Callable[[Path], None]) -> No
     program, *rest = itertools.dropwhile({"srun", "nohup"}.__contains__, words)
     if program == "cd":
         change_directory(ROOT / rest[0])
-    elif program == "./run" and rest[0] in ("check", "test"):
+    elif program == "./run" and rest[0] in ("check", "docs", "test"):
         assert f"\n{rest[0]})\n" in read("run")
     elif program.removeprefix(".venv/bin/") in ("./run", "sebulba"):
         start(rest)

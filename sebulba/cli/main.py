@@ -33,7 +33,7 @@ from sebulba.runtime.watchdog import (
 from sebulba.validation import ConfigError
 
 # Each takes the words after its name; its docstring is its help.
-_COMMANDS = {
+COMMANDS = {
     "train": train.run,
     "eval": evaluate.run,
     "presets": presets.run,
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.have_one()
     words = list(sys.argv[1:] if arguments is None else arguments)
     summaries = {
-        name: (inspect.getdoc(run) or "").split("\n\n")[0] for name, run in _COMMANDS.items()
+        name: (inspect.getdoc(run) or "").split("\n\n")[0] for name, run in COMMANDS.items()
     }
     with reporting_errors():
         name = options.choose(
             summaries, words, "sebulba", "Podracer-style Sebulba: reinforcement learning on JAX."
         )
-        _COMMANDS[name](words[1:])
+        COMMANDS[name](words[1:])
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from sebulba.losses._shapes import check_shapes
 
 
 def sequence_priorities(td_errors: jax.Array, first: jax.Array, eta: float = 0.9) -> jax.Array:
-    """Return eta max_t |delta_t| + (1 - eta) mean_t |delta_t| of each sequence, ``[B]``.
+    """Return ``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` of each sequence, ``[B]``.
 
     Maximum and mean are over the steps that are not ``first``. A sequence without any has 0.
 

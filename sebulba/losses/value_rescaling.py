@@ -14,7 +14,7 @@ EPSILON = 1e-3
 
 
 def rescale(x: jax.Array, epsilon: float = EPSILON) -> jax.Array:
-    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, elementwise."""
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x``, elementwise."""
     # Near 0, sqrt(|x| + 1) - 1 is the difference of nearly equal numbers, and loses its digits.
     # So it is multiplied by its conjugate: (sqrt(|x| + 1) - 1) (sqrt(|x| + 1) + 1) = |x|.
     return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + epsilon * x
