@@ -205,7 +205,7 @@ def results() -> str:
     for name, files in _result_files().items():
         links = " ".join(f"[{kind}](../{path.relative_to(ROOT)})" for kind, path in files.items())
         made_by = "<br>".join(f"`{each}`" for each in _made_by(name))
-        rows.append(f"| **{name}** {links} | {made_by} |")
+        rows.append(f"| **{name}**<br>{links} | {made_by} |")
     return "\n".join(rows)
 
 
