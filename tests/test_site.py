@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0 and not result.stderr, result.stderr
     return out
 
 
