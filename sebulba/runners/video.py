@@ -164,7 +164,9 @@ def _film(path: Path | str, restored: Restored, seed: int, max_steps: int) -> Ev
             return _Recorder(env, draws, writer.append_data, max_steps)
 
         with contextlib.suppress(_Enough):
-            return evaluate(restored.agent, restored.params, recording, 1, seed=seed)
+            return evaluate(
+                restored.agent, restored.params, recording, 1, seed=seed, max_steps=max_steps + 1
+            )
     return None
 
 

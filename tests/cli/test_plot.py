@@ -22,7 +22,7 @@ def test_a_picture_is_written(
 
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
-    "nothing": ([], ["there are no runs to plot"]),
+    "nothing": ([], ["there are no runs"]),
     "no run": (["."], ["there is no run in ."]),
     "another kind of file": (["RUN", "--out", "runs.gif"], ["--out is runs.gif", ".png"]),
     "unknown metric": (["RUN", "--metrics", "los"], ["no run has the metric 'los'", "'loss'"]),
