@@ -50,5 +50,12 @@ def test_runs_are_listed(finished: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert all(word in output for word in ("steps/s", finished.name, "complete"))
 
 
+def test_runs_are_aggregated(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    metric = "episode_return_mean_100"
+    assert call(["runs", str(finished.parent), "--aggregate", "--metric", metric]) == 0
+    output = capfd.readouterr().out
+    assert all(word in output for word in (metric, "IQM", "optimality gap"))
+
+
 def test_no_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert_refused(["runs", str(tmp_path)], [f"there is no run in {tmp_path}"], capfd)
