@@ -101,7 +101,7 @@ def test_what_can_be_plotted(runs: Path) -> None:
 def test_what_cannot_be_plotted(runs: Path) -> None:
     with pytest.raises(ConfigError, match=r"by is 'sed': .*'seed'"):
         sebulba.plot(runs / "a", by="sed")
-    with pytest.raises(ConfigError, match="there are no runs to plot"):
+    with pytest.raises(ConfigError, match="there are no runs"):
         sebulba.plot([])
     with pytest.raises(ConfigError, match="is not a run directory"):
         sebulba.plot(runs / "notes")
