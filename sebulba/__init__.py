@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from sebulba.agents import distributions, networks
     from sebulba.agents.reference import Behavior, PolicyAgent, PolicyValue, QAgent
     from sebulba.algorithms import Algorithm
-    from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+    from sebulba.config import (
+        CheckpointConfig,
+        Config,
+        EvaluationConfig,
+        NetworkConfig,
+        OptimizerConfig,
+    )
     from sebulba.devices.cluster import initialize
     from sebulba.devices.topology import Topology
     from sebulba.learners.base import Learner
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from sebulba.metrics.sinks import CsvSink, LivePlot, Sink
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.remote.settings import Listen
-    from sebulba.rundir.run import Run, find_runs, load_run, plot
+    from sebulba.rundir.run import Run, aggregate, find_runs, load_run, plot
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.exporting import export
     from sebulba.runners.trained import TrainedAgent, load
@@ -70,6 +76,7 @@ __all__ = [
     "EnvSpec",
     "EnvsLost",
     "Evaluation",
+    "EvaluationConfig",
     "HostError",
     "Interrupted",
     "Learner",
@@ -98,6 +105,7 @@ __all__ = [
     "Unroll",
     "VTraceConfig",
     "__version__",
+    "aggregate",
     "algorithms",
     "distributions",
     "envs",
@@ -136,6 +144,7 @@ _MODULES = {
     "EnvSpec": "sebulba.types",
     "EnvsLost": "sebulba.types",
     "Evaluation": "sebulba.runners.evaluation",
+    "EvaluationConfig": "sebulba.config",
     "HostError": "sebulba.runtime.watchdog",
     "Interrupted": "sebulba.runners.training",
     "Learner": "sebulba.learners.base",
@@ -163,6 +172,7 @@ _MODULES = {
     "TrajectoryLearner": "sebulba.learners.trajectory",
     "Unroll": "sebulba.types",
     "VTraceConfig": "sebulba.learners.vtrace",
+    "aggregate": "sebulba.rundir.run",
     "algorithms": "sebulba.algorithms",
     "distributions": "sebulba.agents.distributions",
     "envs": "sebulba.envs",

@@ -108,6 +108,19 @@ class CheckpointConfig(Fields):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Fields):
+    """Whole episodes that are played while training goes on, in environments of their own."""
+
+    interval: NotNegativeInt = 0
+    """Agent steps between evaluations; 0: none. The last one is of the final parameters. The
+    parameters whose mean return was best are kept."""
+    episodes: Count = 32
+    """How many whole episodes. Up to 32 are played at once."""
+    max_steps: OptionalCount = None
+    """Agent steps after which an episode is cut off. None: as many as make 108,000 frames."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Fields):
     """The options that all algorithms share."""
 
@@ -171,6 +184,7 @@ class Config(Fields):
     network: NetworkConfig = NetworkConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     def num_actors(self, num_inference_devices: int) -> int:
         """Actors of a host, those of remote lanes included."""

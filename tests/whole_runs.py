@@ -14,7 +14,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sebulba import (
     Algorithm,
+    CheckpointConfig,
     Config,
+    EvaluationConfig,
     Learner,
     NetworkConfig,
     OptimizerConfig,
@@ -51,6 +53,22 @@ def tiny(**changes: Any) -> VTraceConfig:
         optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, decay_to_zero=False),
     )
     return dataclasses.replace(config, **changes)
+
+
+EPISODES = 3
+"""Of an evaluation; by this number its environments are told from those of actors."""
+
+
+def tiny_evaluated(**changes: Any) -> VTraceConfig:
+    """``tiny`` with an evaluation after every third turn, and a fixed order of the data."""
+    evaluation = EvaluationConfig(interval=60, episodes=EPISODES)
+    return tiny(policy_lag="1", evaluation=evaluation, **changes)
+
+
+def tiny_saved_and_evaluated(out: Path) -> VTraceConfig:
+    """The same for four times as long, with checkpoints."""
+    saving = CheckpointConfig(interval=5)
+    return tiny_evaluated(total_steps=800, log_every=5, checkpoint=saving, out=out)
 
 
 def tiny_r2d2(**changes: Any) -> R2D2Config:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.table import Table
@@ -29,8 +29,11 @@ class Options:
     """Take the best action: no sampling (V-trace, PPO), no random ones (R2D2, PQN)."""
     seed: int = 0
     """Of environments and sampled actions."""
-    checkpoint: int | None = None
-    """Name of the checkpoint: the turns behind it. None: the last."""
+    checkpoint: int | Literal["best"] | None = None
+    """Name of the checkpoint: the turns behind it, or best, the one whose evaluation during
+    training was best. None: the last."""
+    max_steps: int | None = None
+    """Agent steps after which an episode is cut off. None: as many as make 108,000 frames."""
     video: Path | None = None
     """Also write a video of one more episode: a file whose name ends in .mp4 or .gif."""
     json: bool = False
@@ -43,13 +46,16 @@ def run(words: Sequence[str]) -> None:
 
     from sebulba.runners.evaluation import evaluate_run
 
-    result = evaluate_run(
-        given.run_dir,
-        given.episodes,
-        greedy=given.greedy,
-        seed=given.seed,
-        checkpoint=given.checkpoint,
-    )
+    with output.counting("episodes", given.episodes) as show:
+        result = evaluate_run(
+            given.run_dir,
+            given.episodes,
+            greedy=given.greedy,
+            seed=given.seed,
+            checkpoint=given.checkpoint,
+            max_steps=given.max_steps,
+            on_step=show,
+        )
     if given.video is not None:
         _record(given)
     if given.json:

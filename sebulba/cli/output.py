@@ -6,10 +6,11 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 UNREAD = 141
 """Exit code, as of a program that SIGPIPE has ended."""
@@ -40,6 +41,22 @@ def say_error(text: str) -> None:
     console = _Console(stderr=True, highlight=False)
     with contextlib.suppress(OSError):
         console.print("[bold red]error:[/]", escape(text), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def counting(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of ``total`` are done, on a terminal and only until the end.
+
+    Inside, call what it yields with that number, as often as you like.
+    """
+    # On standard error, which is no part of a result that is printed for machines.
+    console = Console(stderr=True)
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,12 @@ class Options:
 
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = Path("runs")
     """Where the runs are."""
+    aggregate: bool = False
+    """Also aggregate the scores of each setting over seeds and games, with 95% confidence
+    intervals: interquartile mean, median, mean, and optimality gap (Agarwal et al. 2021)."""
+    metric: str | None = None
+    """What to aggregate, a name of docs/metrics.md. None: the human-normalized score of the last
+    evaluation during training, or its return if all runs are of one environment."""
 
 
 def run(words: Sequence[str]) -> None:
@@ -30,7 +36,25 @@ def run(words: Sequence[str]) -> None:
 
     from sebulba.rundir.run import find_runs
 
-    show(find_runs(given.directory), given.directory)
+    found = find_runs(given.directory)
+    show(found, given.directory)
+    if given.aggregate:
+        _show_aggregates(found, given.metric)
+
+
+def _show_aggregates(runs: Sequence[Run], metric: str | None) -> None:
+    from sebulba.rundir.run import aggregate
+
+    groups = aggregate(runs, metric)
+    (name,) = {each.metric for each in groups.values()}
+    table = Table(name, "games", "runs", "IQM", "median", "mean", "optimality gap", box=None)
+    for setting, each in groups.items():
+        count = sum(map(len, each.scores.values()))
+        estimates = (each.iqm, each.median, each.mean, each.optimality_gap)
+        shown = ["" if one is None else str(one) for one in estimates]
+        table.add_row(setting, str(len(each.scores)), str(count), *shown)
+    output.write("")
+    output.show(table)
 
 
 def show(runs: Sequence[Run], top: Path) -> None:
@@ -38,13 +62,17 @@ def show(runs: Sequence[Run], top: Path) -> None:
     from sebulba.rundir.run import differing
 
     names = differing(runs)
-    table = Table("run", "state", "steps", "return", "steps/s", "seed", *names, box=None)
-    for column in table.columns[2:5]:
+    evaluated = [_last(each, "evaluation_return_mean") for each in runs]
+    more = ["evaluation"] if any(score is not None for score in evaluated) else []
+    table = Table("run", "state", "steps", "return", *more, "steps/s", "seed", *names, box=None)
+    for column in table.columns[2 : 5 + len(more)]:
         column.justify = "right"
-    for each in runs:
+    for each, score in zip(runs, evaluated, strict=True):
         where = str(each.directory.relative_to(top.expanduser()))
         own = [str(each.fields.get(name, "")) for name in ("seed", *names)]
-        table.add_row(where, each.state, *_numbers(each), *own)
+        steps, mean, speed = _numbers(each)
+        scores = [_shown(score) for _ in more]
+        table.add_row(where, each.state, steps, mean, *scores, speed, *own)
     output.show(table)
 
 
@@ -54,7 +82,11 @@ def _numbers(run: Run) -> tuple[str, str, str]:
         _last(run, name) for name in ("steps", "seconds", "episode_return_mean_100")
     )
     speed = f"{steps / seconds:,.0f}" if steps and seconds else ""
-    return f"{steps or 0:,}", "" if mean is None else f"{mean:,.4g}", speed
+    return f"{steps or 0:,}", _shown(mean), speed
+
+
+def _shown(number: float | None) -> str:
+    return "" if number is None else f"{number:,.4g}"
 
 
 def _last(run: Run, name: str) -> float | int | None:

@@ -148,5 +148,9 @@ def _report(out: Path, rows: Sequence[Mapping[str, float | int | None]]) -> None
     mean = last["episode_return_mean_100"]
     if mean is not None:
         output.say(f"Return, mean of the last 100 episodes: {mean:.2f}")
+    if (score := last.get("evaluation_return_mean")) is not None:
+        best = last["evaluation_best_return_mean"]
+        output.say(f"Return of the final parameters in their evaluation: {score:.2f}")
+        output.say(f"Return of the best ones: {best:.2f}; sebulba eval takes --checkpoint best")
     output.say(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
     output.say(f"Evaluate it with: {shlex.join(['sebulba', 'eval', str(out)])}")

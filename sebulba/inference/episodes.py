@@ -14,13 +14,14 @@ class EpisodeTracker:
     it was terminated or truncated, or what the environment says by ``discount``.
 
     Attributes:
-      lengths: int64 ``[B]``, agent steps of the episodes that have not ended.
+      returns: float64 ``[B]``, of the episodes that have not ended.
+      lengths: int64 ``[B]``, their agent steps.
     """
 
     def __init__(self, timestep: Timestep) -> None:
         """``timestep`` is what ``Env.reset`` returned, ``[B]``."""
         # float64, because in float32 a long sum of small rewards loses digits.
-        self._returns = np.zeros(timestep.first.shape, np.float64)
+        self.returns = np.zeros(timestep.first.shape, np.float64)
         self.lengths = np.zeros(timestep.first.shape, np.int64)
         self._ended: list[tuple[float, int]] = []
 
@@ -28,7 +29,7 @@ class EpisodeTracker:
         """Add the next timestep ``[B]``."""
         if timestep.first.any():
             self._end(np.flatnonzero(timestep.first))
-        self._returns += timestep.reward
+        self.returns += timestep.reward
         self.lengths += ~timestep.first  # The reset is not a step of any episode.
 
     def ended(self) -> list[tuple[float, int]]:
@@ -37,6 +38,6 @@ class EpisodeTracker:
         return ended
 
     def _end(self, envs: np.ndarray) -> None:
-        self._ended += zip(self._returns[envs].tolist(), self.lengths[envs].tolist(), strict=True)
-        self._returns[envs] = 0.0
+        self._ended += zip(self.returns[envs].tolist(), self.lengths[envs].tolist(), strict=True)
+        self.returns[envs] = 0.0
         self.lengths[envs] = 0

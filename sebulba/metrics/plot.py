@@ -40,11 +40,15 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
     Args:
       runs: what to draw.
       metrics: names of metrics (docs/metrics.md).
-      x: agent steps, frames of the game, or minutes of training.
+      x: agent steps, frames of the game, or minutes of training. Those of an evaluation are of the
+        parameters that were evaluated.
 
     Raises:
       ConfigError: no run has a metric of one of these names, or matplotlib is missing.
     """
+    if tuple(metrics) == METRICS:
+        known = {name for run in runs for row in run.rows for name in row}
+        metrics = [name for name in METRICS if name in known] or METRICS
     figure = _figure(len(metrics))
     from matplotlib.ticker import EngFormatter
 
@@ -87,6 +91,8 @@ def _check_known(metric: str, runs: Sequence[Curves]) -> None:
 def _points(rows: Sequence[Row], x: Axis, metric: str) -> np.ndarray:
     """``[2, N]``: where, and how much; without rows that lack the metric."""
     key, scale = ("seconds", 60.0) if x == "minutes" else (x, 1.0)
+    if metric.startswith("evaluation_"):
+        key = f"evaluation_{key}"
     pairs = [
         (at / scale, value)
         for row in rows

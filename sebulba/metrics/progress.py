@@ -34,7 +34,9 @@ _NOTEBOOK_CODE = (
     "<code>{code}</code></pre>"
 )
 # Not among the losses: what the lines above them show, and times, which only matter for tuning.
-_NOT_LOSSES = re.compile("^(update|steps|frames|episode.*|policy_lag.*|remote.*|.*seconds?)$")
+_NOT_LOSSES = re.compile(
+    "^(update|steps|frames|episode.*|evaluation.*|policy_lag.*|remote.*|.*seconds?)$"
+)
 
 
 class Progress:
@@ -268,6 +270,8 @@ def _line(row: Row, total_steps: int, left: float | None) -> str:
         "length": _number(row.get("episode_length_mean")),
         "lag": _number(row.get("policy_lag_mean")),
     }
+    if "evaluation_return_mean" in row:
+        pairs["evaluation"] = _number(row["evaluation_return_mean"])
     if "remote_lanes" in row:
         pairs["remote lanes"] = _number(row["remote_lanes"])
     text = "  ".join(f"{name} {value}" for name, value in pairs.items())
@@ -293,6 +297,10 @@ def _panel(
             _cell("left", _duration(left)),
         ),
     )
+    if "evaluation_return_mean" in row:
+        best = _number(row.get("evaluation_best_return_mean"))
+        last = _number(row["evaluation_return_mean"])
+        pairs += ((_cell("evaluated", last), _cell("best", best)),)
     if "remote_lanes" in row:
         pairs += ((_cell("remote", f"{_number(row['remote_lanes'])} lanes"), Text("")),)
     mean = _cell("return", _number(row.get("episode_return_mean")))

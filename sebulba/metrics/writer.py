@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 FILE_NAME = "metrics.jsonl"
-_GROUPS = {"episode": "^episode", "loss": "loss$", "time": "seconds?$", "lag": "^policy_lag"}
+_GROUPS = {
+    "evaluation": "^evaluation",
+    "episode": "^episode",
+    "loss": "loss$",
+    "time": "seconds?$",
+    "lag": "^policy_lag",
+}
 
 
 class MetricsWriter:

@@ -18,7 +18,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from sebulba import algorithms
-from sebulba.config import Config
+from sebulba.config import Config, EvaluationConfig
 from sebulba.devices import placement
 from sebulba.devices.topology import Topology
 from sebulba.envs.base import cpu_cores
@@ -179,6 +179,7 @@ def _rate(config: Config, turns: int) -> float:
         "out": None,
         "resume": False,
         # A checkpoint would add a row of its own.
+        "evaluation": EvaluationConfig(),
         "checkpoint": dataclasses.replace(config.checkpoint, interval=_NEVER),
     }
     metrics = train(dataclasses.replace(config, **changes), progress=False).metrics

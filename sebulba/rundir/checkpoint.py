@@ -82,9 +82,16 @@ class Checkpointer:
     A context manager, which closes it.
     """
 
-    def __init__(self, directory: Path, max_to_keep: int = 1) -> None:
-        """Older checkpoints than the newest ``max_to_keep`` are removed when one is written."""
+    def __init__(self, directory: Path, max_to_keep: int = 1, alone: bool = False) -> None:
+        """Older checkpoints than the newest ``max_to_keep`` are removed when one is written.
+
+        With ``alone``, host 0 is the only one that makes calls.
+        """
         self._directory = directory
+        hosts = ocp.options.MultiprocessingOptions()
+        if alone:  # Orbax then does not make the directory.
+            directory.mkdir(exist_ok=True)
+            hosts = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
         self._is_writing = False
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
@@ -94,13 +101,14 @@ class Checkpointer:
                 # TensorStore turns from JSON into Python, here the place of each array, is never
                 # freed.
                 "arrays": ocp.PyTreeCheckpointHandler(
-                    use_ocdbt=False, type_handler_registry=_TYPES
+                    use_ocdbt=False, type_handler_registry=_TYPES, multiprocessing_options=hosts
                 ),
-                "counts": ocp.JsonCheckpointHandler(),
+                "counts": ocp.JsonCheckpointHandler(multiprocessing_options=hosts),
             },
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=max_to_keep,
-                create=True,
+                create=not alone,
+                multiprocessing_options=hosts,
                 # Asynchronously, a directory that cannot be created would only be noticed when the
                 # threads that wait for it time out.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
@@ -156,10 +164,17 @@ class Checkpointer:
         of_items = {
             name: contents.describe(tree, np.asarray(sums[name])) for name, tree in trees.items()
         }
-        record = {"counts": counts, **of_items}
+        self._write(turn, arrays, {"counts": counts, **of_items})
+
+    def save_params(self, number: int, params: Params, counts: Counts) -> None:
+        """Start writing a checkpoint that is not of a turn, of ``params`` in NumPy arrays alone."""
+        contents_of = {"params": contents.describe(params, np.asarray(contents.checksums(params)))}
+        self._write(number, {"params": params}, {"counts": counts, **contents_of})
+
+    def _write(self, name: int, arrays: dict[str, Any], record: dict[str, Any]) -> None:
         self._is_writing = True
         self._manager.save(
-            turn,
+            name,
             args=ocp.args.Composite(
                 # One item, since TensorStore keeps some memory for each that is ever written.
                 arrays=ocp.args.PyTreeSave(arrays),

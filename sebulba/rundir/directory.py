@@ -20,6 +20,7 @@ from sebulba.rundir.checkpoint import Checkpointer, Counts, DamagedError
 from sebulba.rundir.lock import LOCK_NAME, Lock, lock
 from sebulba.rundir.reading import (
     CONFIG,
+    best_in,
     check_resumable,
     check_unfinished,
     checkpoints_in,
@@ -67,6 +68,7 @@ class RunDirectory:
         self._config = config
         self._algorithm = algorithm
         self._checkpoints: Checkpointer | None = None
+        self._best: Checkpointer | None = None
         self._metrics: MetricsWriter | None = None
         self._lock: Lock | None = None
         self._damaged: list[int] = []
@@ -170,6 +172,8 @@ class RunDirectory:
                     self._metrics = MetricsWriter(out, steps if self._config.resume else None)
             # A resumed run has opened them already, to find its newest checkpoint.
             self._checkpoints = self._checkpoints or self._open_checkpoints(out)
+            if is_primary() and self._config.evaluation.interval:
+                self._best = Checkpointer(best_in(out), alone=True)
             if self._damaged:
                 self._set_damaged_aside(out)
             for half in self.replay(0).parent.glob("*.tmp"):  # Of a run that was killed.
@@ -216,6 +220,29 @@ class RunDirectory:
         self._last_saved = turn
         return self.replay(turn)
 
+    def best(self) -> Counts | None:
+        """The counts that were saved with the best parameters; None if there are none.
+
+        Raises:
+          DamagedError: they cannot be read.
+        """
+        if self._best is None or (number := self._best.latest()) is None:
+            return None
+        return self._best.counts(number)
+
+    def save_best(self, params: Params, counts: Counts) -> None:
+        """Start writing the parameters whose evaluation was best, in place of those before.
+
+        Args:
+          params: NumPy arrays.
+          counts: of the run when it had them, and of their evaluation.
+        """
+        if self._best is None:
+            return
+        self._check_there()
+        with self._noting():
+            self._best.save_params((self._best.latest() or 0) + 1, params, counts)
+
     def _check_there(self) -> None:
         """Refuse to go on where the directory was removed: Orbax would make a new one."""
         out = self._config.out
@@ -227,9 +254,10 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, if any."""
-        if self._checkpoints is not None:
-            with self._noting():
-                self._checkpoints.check()
+        for written in (self._checkpoints, self._best):
+            if written is not None:
+                with self._noting():
+                    written.check()
         if self._last_saved is not None:
             self._remove_old_replays()
 
@@ -254,12 +282,15 @@ class RunDirectory:
         # The callbacks run in reverse order, each even if another one raises: unlocking is last.
         metrics, self._metrics = self._metrics, None
         checkpoints, self._checkpoints = self._checkpoints, None
+        best, self._best = self._best, None
         with self._noting(), contextlib.ExitStack() as stack:
             stack.callback(self._unlock)
             if self._last_saved is not None:
                 stack.callback(self._remove_old_replays)
             if metrics is not None:
                 stack.callback(metrics.close)
+            if best is not None:
+                stack.callback(best.close)
             if checkpoints is not None:
                 stack.callback(checkpoints.close)
 

@@ -23,6 +23,14 @@ def checkpoints_in(directory: Path) -> Path:
     return directory / "checkpoints"
 
 
+def best_in(directory: Path) -> Path:
+    """Where a run directory keeps the parameters whose evaluation was best.
+
+    Each one that is better has a number of its own, since a resumed run may come to a turn again.
+    """
+    return directory / "best"
+
+
 def load_config(directory: Path, algorithm: Algorithm[Any] | None = None) -> Config:
     """The config of a run.
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sebulba.config import Config, flat
+from sebulba.metrics import aggregates, writer
 from sebulba.metrics import plot as drawing
-from sebulba.metrics import writer
+from sebulba.metrics.aggregates import Aggregate
 from sebulba.metrics.meter import Row
 from sebulba.metrics.shown import METRICS, Axis
 from sebulba.rundir.lock import is_locked
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 State = Literal["running", "complete", "stopped"]
 _ALIKE = ("seed", "out", "resume")
 """Fields in which runs of one group may differ."""
+_NORMALIZED = "evaluation_human_normalized"
+_RETURN = "evaluation_return_mean"
 
 
 class HasMetrics(Protocol):
@@ -142,16 +145,80 @@ def plot(
     Raises:
       ConfigError: matplotlib is missing, there are no runs, or no run has the metric or the field.
     """
-    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    loaded = [load_run(run) if isinstance(run, (str, Path)) else run for run in several]
-    if not loaded:
-        raise ConfigError("there are no runs to plot: give one or several.")
+    loaded = _loaded(runs)
     if by is not None and not any(by in run.fields for run in loaded):
         known = sorted(loaded[0].fields)
         raise ConfigError(f"by is {by!r}: it must be a field of the config, one of {known}.")
     names = [by] if by is not None else differing(loaded)
     curves = [drawing.Curves(_label(run, names), run.metrics) for run in loaded]
     return drawing.draw(curves, metrics, x)
+
+
+def aggregate(
+    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str], metric: str | None = None
+) -> dict[str, Aggregate]:
+    """Aggregate the scores of runs over seeds and games, as Agarwal et al. (2021) recommend.
+
+    A run's score is its last number of the metric: that of the final parameters, once the run is
+    complete.
+
+    Args:
+      runs: results of ``train``, of ``load_run``, or run directories; one or several.
+      metric: name of a metric. None takes human-normalized scores of evaluations during training
+        where all runs have them, and the mean returns of these evaluations where all runs are of
+        one environment.
+
+    Returns:
+      an aggregate for each setting, by its name; runs of one setting differ in nothing but seed and
+      environment.
+
+    Raises:
+      ConfigError: there are no runs, one lacks the metric, or they have no common one.
+    """
+    loaded = _loaded(runs)
+    metric = metric or _common_metric(loaded)
+    names = [name for name in differing(loaded) if name != "env"]
+    groups: dict[str, dict[str, list[float]]] = {}
+    for run in loaded:
+        score = _last(run, metric)
+        if score is None:
+            raise ConfigError(
+                f"the run with the seed {run.fields.get('seed')} in {run.fields.get('env')} has no "
+                f"{metric}: leave it out, train with --evaluation.interval, or name another metric."
+            )
+        games = groups.setdefault(_label(run, names), {})
+        games.setdefault(str(run.fields.get("env")), []).append(score)
+    return {
+        name: aggregates.aggregate(metric, games, metric == _NORMALIZED)
+        for name, games in groups.items()
+    }
+
+
+def _common_metric(runs: Sequence[HasMetrics]) -> str:
+    if all(_last(run, _NORMALIZED) is not None for run in runs):
+        return _NORMALIZED
+    environments = sorted({str(run.fields.get("env")) for run in runs})
+    if len(environments) > 1:
+        raise ConfigError(
+            f"the runs are of {', '.join(environments)}, whose returns cannot be compared, and not "
+            "all have human-normalized scores of evaluations during training: give runs of one "
+            "environment, or name a metric that means the same in all of them."
+        )
+    return _RETURN
+
+
+def _last(run: HasMetrics, metric: str) -> float | None:
+    found = (row[metric] for row in reversed(run.metrics) if row.get(metric) is not None)
+    return next(found, None)
+
+
+def _loaded(
+    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str],
+) -> list[HasMetrics]:
+    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    if not several:
+        raise ConfigError("there are no runs: give one or several.")
+    return [load_run(run) if isinstance(run, (str, Path)) else run for run in several]
 
 
 def _label(run: HasMetrics, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from sebulba.metrics.meter import Row
 from sebulba.rundir import export as files
 from sebulba.rundir.run import load_run
 from sebulba.runners.environments import probe
-from sebulba.runners.restoring import Restored, restore
+from sebulba.runners.restoring import Checkpoint, Restored, restore
 from sebulba.types import Agent, EnvSpec, MakeEnv, Timestep
 from sebulba.validation import ConfigError
 from sebulba.version import __version__
@@ -29,7 +29,7 @@ def export(
     directory: Path | str,
     *,
     format: Format = "safetensors",
-    checkpoint: int | None = None,
+    checkpoint: Checkpoint = None,
     greedy: bool = False,
     num_envs: int = 1,
     make_env: MakeEnv | None = None,
@@ -44,7 +44,7 @@ def export(
       format: ``safetensors`` for ``sebulba.load``: parameters, config and specs. ``jax`` writes one
         file, the agent as a compiled function that needs nothing but jax and flatbuffers
         (``jax.export``); the card says how to call it.
-      checkpoint: the number of turns behind it; None takes the newest.
+      checkpoint: the number of turns behind it, or "best"; None takes the newest.
       greedy: with ``jax``, always take the best action. (``sebulba.load`` has its own ``greedy``.)
       num_envs: with ``jax``, how many environments the function acts in at once.
       make_env: the one given to ``train``, if any.

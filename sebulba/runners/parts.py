@@ -10,6 +10,7 @@ from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
 from sebulba.learners import Learner
 from sebulba.metrics.sinks import Sink
+from sebulba.runners.evaluation import Evaluator
 from sebulba.types import Agent, EnvSpec, MakeEnv
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Parts(NamedTuple):
       unrolls_per_turn: unrolls that the learner takes on each host in one turn.
       remote: None without remote lanes.
       sinks: where the rows of metrics go besides the run directory.
+      evaluator: plays episodes while training goes on; None where ``config`` wants none.
     """
 
     config: Config
@@ -56,3 +58,4 @@ class Parts(NamedTuple):
     unrolls_per_turn: int
     remote: Remote | None = None
     sinks: Sequence[Sink] = ()
+    evaluator: Evaluator | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -11,11 +11,19 @@ from sebulba import algorithms
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config
 from sebulba.rundir.checkpoint import Checkpointer, DamagedError
-from sebulba.rundir.reading import checkpoint_turns, checkpoints_in, load_config
+from sebulba.rundir.reading import (
+    best_in,
+    checkpoint_turns,
+    checkpoints_in,
+    load_config,
+    turns_in,
+)
 from sebulba.runners.environments import default_make_env, probe, with_last_action
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
+Checkpoint = int | Literal["best"] | None
+"""The turns behind a checkpoint, the one whose evaluation was best, or None for the newest."""
 _READS = 100
 """How many checkpoints to try, each of which a run in progress may remove meanwhile."""
 
@@ -41,7 +49,7 @@ class Restored(NamedTuple):
 def restore(
     directory: Path | str,
     *,
-    checkpoint: int | None,
+    checkpoint: Checkpoint,
     greedy: bool,
     make_env: MakeEnv | None,
     agent: Agent | None,
@@ -77,32 +85,50 @@ def shapes(agent: Agent) -> Params:
     )
 
 
-def _choose(directory: Path, checkpoint: int | None) -> int:
-    """The turn of a checkpoint that is there; the newest if ``checkpoint`` is None."""
+def _choose(directory: Path, checkpoint: Checkpoint) -> int:
+    """The name of a checkpoint that is there; the newest if ``checkpoint`` is None."""
+    if checkpoint == "best":
+        numbers = turns_in(best_in(directory))
+        if not numbers:
+            raise ConfigError(
+                f"{directory} holds no best checkpoint: no evaluation during training has ended. "
+                "Leave out --checkpoint, or train with --evaluation.interval."
+            )
+        return numbers[-1]
     turns = checkpoint_turns(directory)
     turn = turns[-1] if checkpoint is None else checkpoint
     if turn not in turns:
         raise ConfigError(
-            f"{directory} holds no checkpoint {turn}: it must be one of {turns}. Set --checkpoint."
+            f"{directory} holds no checkpoint {turn}: it must be one of {turns}, or best. Set "
+            "--checkpoint."
         )
     return turn
 
 
-def _read(directory: Path, checkpoint: int | None, shapes: Params) -> tuple[Params, int]:
+def _read(directory: Path, checkpoint: Checkpoint, shapes: Params) -> tuple[Params, int]:
     """The parameters of a checkpoint, and the updates behind them."""
+    folder = (best_in if checkpoint == "best" else checkpoints_in)(directory)
     for _ in range(_READS):
-        turn = _choose(directory, checkpoint)
+        name = _choose(directory, checkpoint)
         try:
-            with Checkpointer(checkpoints_in(directory)) as checkpoints:
-                params = checkpoints.restore_params(turn, shapes)
-                return params, int(checkpoints.counts(turn)["updates"])
+            with Checkpointer(folder) as checkpoints:
+                params = checkpoints.restore_params(name, shapes)
+                return params, int(checkpoints.counts(name)["updates"])
         except DamagedError as error:
             # A run in progress removes an older one while it is read, once there is a newer one.
-            if _choose(directory, checkpoint) == turn:
-                older = [other for other in checkpoint_turns(directory) if other < turn]
-                remedy = f"an older one is there: --checkpoint {older[-1]}" if older else ""
-                raise ConfigError(f"{error}: {remedy or 'there is no older one'}.") from error
+            if _choose(directory, checkpoint) == name:
+                raise ConfigError(f"{error}: {_remedy(directory, checkpoint, name)}.") from error
     raise ConfigError(
         f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
         "read: wait until it has ended, or let it keep more with --checkpoint.max-to-keep."
     )
+
+
+def _remedy(directory: Path, checkpoint: Checkpoint, name: int) -> str:
+    """What to do where a checkpoint is damaged."""
+    if checkpoint == "best":
+        return "leave out --checkpoint, which takes the newest"
+    older = [turn for turn in checkpoint_turns(directory) if turn < name]
+    if not older:
+        return "there is no older one"
+    return f"an older one is there: --checkpoint {older[-1]}"

@@ -17,13 +17,15 @@ from sebulba.devices import distributed
 from sebulba.inference import ParamsSlot, actor_name
 from sebulba.metrics.meter import Meter, Row, joined
 from sebulba.metrics.progress import Progress
+from sebulba.rundir.checkpoint import DamagedError
 from sebulba.rundir.directory import RunDirectory, Start
 from sebulba.runners.actors import start_actors
+from sebulba.runners.evaluating import Evaluations
 from sebulba.runners.parts import Parts
 from sebulba.runners.supervision import Supervision
 from sebulba.runners.turn_count import TurnCount, count_turn
 from sebulba.runtime import memory, threads
-from sebulba.runtime.activity import OTHERS
+from sebulba.runtime.activity import EVALUATION, OTHERS
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
@@ -71,6 +73,14 @@ class SebulbaRun:
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt, self._watchdog = supervision
         self._now = self._watchdog.activities.learner
+        self._evaluations = Evaluations(
+            config,
+            parts.evaluator if distributed.is_primary() else None,
+            topology.inference[0],
+            counts,
+            self._watchdog.activities.evaluation,
+            self._queue.shutdown,
+        )
         self._message: Callable[[str], None] = lambda text: None
         self._stop = False  # A host was asked to stop, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
@@ -104,10 +114,13 @@ class SebulbaRun:
         try:
             for note in [*notes, *self._load_replay()]:
                 display.message(note)
-            with self._listening():
+            with self._listening(), self._evaluations:
                 self._directory.begin(self._meter.steps)
+                self._remember_best()
                 self._act_and_learn(group, display)
                 self._finish(display)
+                self._evaluate_last(display)
+                self._now.set("waiting for the evaluation to end")
         except BaseException:
             # The actors have ended. The learner may still be writing a replay, and the caller
             # is about to unlock the directory, after which another run may write to it.
@@ -133,6 +146,12 @@ class SebulbaRun:
             is_complete = not self.interrupted()
         finally:
             listener.close(is_complete)
+
+    def _remember_best(self) -> None:
+        try:
+            self._evaluations.resume(self._directory.best())
+        except DamagedError as error:
+            self._message(f"{error}: the next evaluation becomes the best one")
 
     def _load_replay(self) -> list[str]:
         if not self._config.resume:
@@ -175,6 +194,7 @@ class SebulbaRun:
         finally:
             self._now.set("waiting for the actors to end")
             group.close()
+        self._evaluations.check()
 
     def _wait_for_lanes(self) -> None:
         """Wait until as many env-hosts are connected as learning should start with."""
@@ -202,11 +222,18 @@ class SebulbaRun:
             with self._meter.timed("publish"):
                 self._publish()
             saves_now = self._turn % config.checkpoint.interval == 0
-            # A checkpoint comes with a row, since its counts are those of the last row.
-            if saves_now or self._turn % config.log_every == 0:
+            is_due = self._evaluations.notice(self._meter.steps)
+            # A checkpoint comes with a row, since its counts are those of the last row; and an
+            # evaluation, which is of a moment at which all is counted.
+            if saves_now or is_due or self._turn % config.log_every == 0:
                 with self._meter.timed("update"):
                     self._collect(under_way=0)
+                # So that it does not depend on timing which parameters are evaluated.
+                if is_due and config.policy_lag != "any":
+                    self._wait_for_evaluation(self._poll)
                 self._log(display)
+                if self._evaluations.is_due() and not self._evaluations.is_busy():
+                    self._begin_evaluation()
             if saves_now:
                 self._save()
             self._directory.check()
@@ -245,6 +272,51 @@ class SebulbaRun:
             self._log(display)
         if self._turn != self._saved_turn:
             self._save()
+
+    def _begin_evaluation(self) -> None:
+        row = json.loads(self._rows[-1])
+        moment = {name: row[name] for name in ("update", "steps", "frames", "seconds")}
+        # Those that the actors have: nothing donates them.
+        params = self._slots[0].held(self._turn)
+        self._evaluations.begin(params, self._turn, moment)
+
+    def _wait_for_evaluation(self, poll: Callable[[], None]) -> None:
+        """Wait for the one that is under way, if any, unless a host was asked to stop."""
+        while self._evaluations.is_busy() and not self._watchdog.is_asked_to_stop():
+            self._now.set("waiting for the evaluation", waits_for=EVALUATION)
+            poll()
+            self._evaluations.wait(POLL_SECONDS)
+
+    def _evaluate_last(self, display: Progress) -> None:
+        """Evaluate the final parameters, when everything else has been written."""
+        if self._parts.evaluator is None or not distributed.is_primary() or self.interrupted():
+            return
+        while True:
+            self._wait_for_evaluation(self._check)
+            if self._evaluations.is_busy():
+                self._message("asked to stop: the last evaluation is given up")
+                return
+            row = self._take_evaluation()
+            if row:
+                # Once more with what is known only now, since other hosts take no part.
+                self._write({**json.loads(self._rows[-1]), **row}, display)
+            if self._evaluations.turn == self._turn:
+                return
+            self._begin_evaluation()
+
+    def _check(self) -> None:
+        """As ``_poll``, when training has ended."""
+        self._watchdog.check()
+        self._evaluations.check()
+
+    def _take_evaluation(self) -> Row:
+        """The metrics of the evaluation that has ended since the last row, if any."""
+        found = self._evaluations.take()
+        if found is None:
+            return {}
+        if found.params is not None:
+            self._directory.save_best(found.params, found.counts)
+        return found.row
 
     def _take(self) -> list[Unroll]:
         lanes = self._schedule.lanes_of(self._turn)
@@ -321,17 +393,24 @@ class SebulbaRun:
         self._tell_news()
         lanes: Row = {} if self._remote is None else dict(self._remote.listener.metrics())
         row = joined(
-            self._meter.row(self.updates), lanes, self._epsilons(), self._learner.metrics()
+            self._meter.row(self.updates),
+            lanes,
+            self._epsilons(),
+            self._learner.metrics(),
+            self._take_evaluation(),
         )
-        self._rows.append(json.dumps(row, default=float))
         self._logged_turn = self._turn
+        self._write(row, display)
+        memory.release()
+        self._check_finite(row)
+
+    def _write(self, row: Row, display: Progress) -> None:
+        self._rows.append(json.dumps(row, default=float))
         self._directory.write(row)
         display.update(row)
         if distributed.is_primary():
             for sink in self._parts.sinks:
                 sink.write(json.loads(self._rows[-1]))
-        memory.release()
-        self._check_finite(row)
 
     def _check_finite(self, row: Row) -> None:
         """Stop training that has diverged, before bad checkpoints replace good ones.
@@ -362,6 +441,7 @@ class SebulbaRun:
         # With a lag of 1, a resumed run begins with the version before, and explores as it did.
         before = {"steps_before": self._steps_at[self._turn - 1]}
         counts = {"updates": self.updates, **before, **self._meter.count()}
+        counts |= self._evaluations.count()
         params = self._learner.params(self._state)
         replay = self._directory.save(
             self._turn, self._state, params, counts, self._params_before()

@@ -14,7 +14,7 @@ from sebulba.envs.base import map_arrays, named_arrays
 from sebulba.envs.previous_action import action_array
 from sebulba.rundir import export
 from sebulba.runners.environments import probe, with_dtypes_of_jax
-from sebulba.runners.restoring import restore
+from sebulba.runners.restoring import Checkpoint, restore
 from sebulba.types import Agent, EnvSpec, MakeEnv, Params, Timestep
 from sebulba.validation import ConfigError
 
@@ -134,7 +134,7 @@ def load(
     *,
     greedy: bool = False,
     seed: int = 0,
-    checkpoint: int | None = None,
+    checkpoint: Checkpoint = None,
     make_env: MakeEnv | None = None,
     agent: Agent | None = None,
     algorithm: Algorithm[Any] | None = None,
@@ -148,7 +148,8 @@ def load(
       directory: where it is.
       greedy: always take the best action, instead of those that ``sebulba eval`` plays with.
       seed: of the actions.
-      checkpoint: of a run directory, the number of turns behind it; None takes the newest.
+      checkpoint: of a run directory, the number of turns behind it, or "best"; None takes the
+        newest.
       make_env: the one given to ``train``, if any; of a run directory only.
       agent: the one given to ``train``, if any.
       algorithm: the one given to ``train``, if any.

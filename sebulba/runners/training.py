@@ -25,6 +25,7 @@ from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
 from sebulba.runners import environments, remote, video
+from sebulba.runners.evaluation import Evaluator
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
@@ -216,6 +217,10 @@ def _make_parts(
     bare = make_env or environments.bare_make_env(config, local_actors)
     make_env = environments.with_last_action(config, bare) if wraps else bare
     spec = environments.probe(make_env)._replace(num_envs=config.envs_per_actor)
+    evaluator = None
+    if config.evaluation.interval:
+        acts = agent or algorithm.make_agent(config, spec, "evaluating")
+        evaluator = Evaluator(acts, make_env)
     agent = agent or algorithm.make_agent(config, spec, "training")
     optimizer = optimizer or make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
@@ -233,6 +238,7 @@ def _make_parts(
         exploration=algorithm.make_exploration(config, num_envs),
         unrolls_per_turn=algorithm.unrolls_per_turn(config),
         remote=remote.make(config, listen, bare, local_actors),
+        evaluator=evaluator,
     )
 
 

@@ -19,7 +19,7 @@ from sebulba.envs import drawing, outside
 from sebulba.rundir.reading import load_config
 from sebulba.runners.environments import OWN_ENV, default_make_env, probe
 from sebulba.runners.evaluation import Evaluation, evaluate
-from sebulba.runners.restoring import Restored, restore
+from sebulba.runners.restoring import Checkpoint, Restored, restore
 from sebulba.types import Agent, Env, EnvSpec, MakeEnv, Params, Timestep
 from sebulba.validation import ConfigError
 
@@ -77,7 +77,7 @@ def record(
     *,
     greedy: bool = False,
     seed: int = 0,
-    checkpoint: int | None = None,
+    checkpoint: Checkpoint = None,
     max_steps: int = MAX_STEPS,
     make_env: MakeEnv | None = None,
     agent: Agent | None = None,
@@ -92,7 +92,7 @@ def record(
       path: a file whose name ends in .mp4 or .gif.
       greedy: always take the best action.
       seed: of the environment and the actions.
-      checkpoint: the number of turns behind it; None takes the newest.
+      checkpoint: the number of turns behind it, or "best"; None takes the newest.
       max_steps: the video ends after so many steps, if the episode does not.
       make_env: the one given to ``train``, if any.
       agent: the one given to ``train``, if any.
@@ -164,7 +164,9 @@ def _film(path: Path | str, restored: Restored, seed: int, max_steps: int) -> Ev
             return _Recorder(env, draws, writer.append_data, max_steps)
 
         with contextlib.suppress(_Enough):
-            return evaluate(restored.agent, restored.params, recording, 1, seed=seed)
+            return evaluate(
+                restored.agent, restored.params, recording, 1, seed=seed, max_steps=max_steps + 1
+            )
     return None
 
 

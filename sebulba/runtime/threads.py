@@ -61,6 +61,11 @@ class ThreadGroup:
         for wake in self._on_stop:
             wake()
 
+    def check(self) -> None:
+        """Raise the first failure if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
         """Stop, wait for all threads to end, and raise the first failure if there was one."""
         self.stop()
@@ -75,8 +80,7 @@ class ThreadGroup:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self._failure is not None:
-            raise self._failure
+        self.check()
 
     def _run(self, target: Callable[[], None]) -> None:
         try:

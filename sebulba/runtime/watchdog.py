@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from sebulba.runtime.activity import OTHERS, Activities
+from sebulba.runtime.activity import EVALUATION, OTHERS, Activities
 from sebulba.runtime.attempt import attempt
 from sebulba.runtime.interrupt import Interrupt, may_end
 
@@ -107,9 +108,9 @@ class Alone:
 class Watchdog:
     """Looks after one run from a thread of its own.
 
-    The learner's thread moves the run: it never does one thing for long. If it does, ``error`` is
-    set, which ``check`` raises in that thread. If that thread does not end then, since it is in
-    native code, the process does.
+    The learner's thread moves the run: it never does one thing for long, and neither does an
+    evaluation that is under way. If one of them does, ``error`` is set, which ``check`` raises in
+    the learner's thread. If that does not end then, since it is in native code, the process does.
 
     Attributes:
       activities: what the threads of the run are doing.
@@ -158,6 +159,10 @@ class Watchdog:
         if self.error is not None:
             raise self.error
 
+    def is_asked_to_stop(self) -> bool:
+        """Whether this host was asked to stop, or another one that waits for this one."""
+        return self._interrupt.signal is not None or _STOPS in self._hosts.heard().values()
+
     def end_now(self) -> None:
         """End the process, at a second signal."""
         self._end_process("ended at once by a second signal", INTERRUPTED)
@@ -179,6 +184,8 @@ class Watchdog:
             if now - max(moved, self._interrupt.at) > self._grace_seconds:
                 self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
             return
+        if not self.activities.evaluation.idle:
+            moved = min(moved, self.activities.evaluation.since)
         # The patience is asked for last, since all hosts must be asked for it.
         limit = self._stall_seconds
         if limit and now - moved > limit and now - moved > limit * self._patience():
@@ -193,13 +200,18 @@ class Watchdog:
         """What this host tells the others."""
         if self.activities.learner.seconds() > _COMPILE_SECONDS and _is_compiling():
             return _COMPILES
-        waits = self.activities.learner.waits_for == OTHERS
-        return OTHERS if waits else self.activities.culprit()
+        if self.activities.learner.waits_for == EVALUATION:
+            return _EVALUATES
+        if self.activities.learner.waits_for != OTHERS:
+            return self.activities.culprit()
+        return OTHERS if self._interrupt.signal is None else _STOPS
 
-    def _patience(self) -> int:
+    def _patience(self) -> float:
+        heard = self._hosts.heard().values()
+        if _EVALUATES in heard:  # That host notices if its evaluation stands still.
+            return math.inf
         # Another host may still compile what this one found in its cache.
-        compiling = _COMPILES in self._hosts.heard().values() or _is_compiling()
-        return PATIENCE if compiling else 1
+        return PATIENCE if _COMPILES in heard or _is_compiling() else 1
 
     def _stop_what_stands_still(self, seconds: float) -> None:
         stood = f"nothing has moved for {seconds:.0f} s: {self._culprit()}"
@@ -215,7 +227,7 @@ class Watchdog:
         culprits = [
             f"on host {host}, {text}"
             for host, text in self._hosts.heard().items()
-            if text != OTHERS
+            if text not in (OTHERS, _STOPS)
         ]
         return "; ".join(culprits) or self.activities.culprit()
 
@@ -242,6 +254,8 @@ class Watchdog:
 
 
 _COMPILES = "compiling"
+_EVALUATES = "waiting for its evaluation"
+_STOPS = "asked to stop"
 _COMPILE_SECONDS = 5.0
 """Compilations that take less hold nobody up."""
 _COMPILER = tuple(

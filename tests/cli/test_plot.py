@@ -22,7 +22,7 @@ def test_a_picture_is_written(
 
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
-    "nothing": ([], ["there are no runs to plot"]),
+    "nothing": ([], ["there are no runs"]),
     "no run": (["."], ["there is no run in ."]),
     "another kind of file": (["RUN", "--out", "runs.gif"], ["--out is runs.gif", ".png"]),
     "unknown metric": (["RUN", "--metrics", "los"], ["no run has the metric 'los'", "'loss'"]),
@@ -48,6 +48,13 @@ def test_runs_are_listed(finished: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert call(["runs", str(finished.parent)]) == 0
     output = capfd.readouterr().out
     assert all(word in output for word in ("steps/s", finished.name, "complete"))
+
+
+def test_runs_are_aggregated(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    metric = "episode_return_mean_100"
+    assert call(["runs", str(finished.parent), "--aggregate", "--metric", metric]) == 0
+    output = capfd.readouterr().out
+    assert all(word in output for word in (metric, "IQM", "optimality gap"))
 
 
 def test_no_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,35 @@ def test_what_can_be_plotted(runs: Path) -> None:
 def test_what_cannot_be_plotted(runs: Path) -> None:
     with pytest.raises(ConfigError, match=r"by is 'sed': .*'seed'"):
         sebulba.plot(runs / "a", by="sed")
-    with pytest.raises(ConfigError, match="there are no runs to plot"):
+    with pytest.raises(ConfigError, match="there are no runs"):
         sebulba.plot([])
     with pytest.raises(ConfigError, match="is not a run directory"):
         sebulba.plot(runs / "notes")
+
+
+class Scored:
+    """What an evaluated run has, without the run."""
+
+    def __init__(self, env: str, seed: int, score: float | None, **fields: object) -> None:
+        self.fields = {"preset": "p", "env": env, "seed": seed, **fields}
+        self.metrics = [{"evaluation_return_mean": 1e9}, {"evaluation_return_mean": score}, {}]
+
+
+def test_scores_are_aggregated_over_seeds_and_games_for_each_setting() -> None:
+    runs = [Scored("a", seed, seed, discount=rate) for seed in (1, 2, 3) for rate in (0.9, 0.99)]
+    found = sebulba.aggregate(runs)
+    assert set(found) == {"p discount=0.9", "p discount=0.99"}
+    assert found["p discount=0.9"].scores == {"a": [1, 2, 3]}
+    assert found["p discount=0.9"].mean.value == 2
+    more = [*runs, Scored("b", 1, 5.0, discount=0.9)]
+    with pytest.raises(ConfigError, match="runs are of a, b, whose returns cannot be compared"):
+        sebulba.aggregate(more)
+    both = sebulba.aggregate(more, "evaluation_return_mean")["p discount=0.9"]
+    assert both.scores == {"a": [1, 2, 3], "b": [5.0]} and both.mean.value == 3.5
+
+
+def test_a_run_without_a_score_is_named() -> None:
+    run = Scored("a", 7, None)
+    run.metrics = [{}]
+    with pytest.raises(ConfigError, match=r"seed 7 in a has no evaluation_return_mean.*--eval"):
+        sebulba.aggregate([run])

@@ -124,13 +124,44 @@ def test_environments_are_closed_also_after_a_failure() -> None:
     assert made[0].closed
 
 
-def test_an_episode_that_does_not_end_is_not_waited_for_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(evaluation, "PATIENCE", 12)
-    says = r"no episode has ended in 12 steps of environments \[12, 13\].*Ctrl-C.*first"
-    with pytest.warns(UserWarning, match=says):
-        assert len(sebulba.evaluate(Always(0), {}, Known, 14).returns) == 14
+def test_an_episode_that_does_not_end_is_cut_off() -> None:
+    """Its environment starts no other one, so new ones play what is left of its share."""
+    seeds = []
+
+    def make_env(num_envs: int, seed: int) -> Known:
+        seeds.append(seed)
+        return Known(num_envs, seed)
+
+    result = sebulba.evaluate(Always(1), {}, make_env, 40, seed=3, max_steps=30)
+    # Those of 31 and 32 steps, which have one episode each; the first eight have two.
+    assert result.cut_off == result.summary()["cut_off"] == 2
+    lengths = [*range(1, 31), 30, 30, *range(1, 9)]
+    np.testing.assert_array_equal(np.sort(result.lengths), np.sort(lengths))
+    np.testing.assert_array_equal(result.returns, 2 * result.lengths)
+    assert seeds == [3]
+    result = sebulba.evaluate(Always(1), {}, make_env, 70, seed=3, max_steps=4)
+    # Of 32 environments, 28 are cut off in each round. The first six have three episodes in the
+    # first round, so that two of them leave two episodes for the next, and the others one.
+    assert len(result.returns) == 70 and result.lengths.max() == 4
+    assert len(seeds) > 2 and len(set(seeds[1:])) == len(seeds) - 1
+    with pytest.raises(ConfigError, match=r"max_steps is 0.*above 0, or None.*--max-steps"):
+        sebulba.evaluate(Always(1), {}, Known, 1, max_steps=0)
+
+
+def test_without_a_bound_an_episode_has_108_000_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "MAX_FRAMES", 6)
+
+    def make_env(num_envs: int, seed: int) -> Known:
+        env = Known(num_envs, seed)
+        env.spec = env.spec._replace(frame_skip=2)
+        return env
+
+    assert sorted(sebulba.evaluate(Always(0), {}, make_env, 5).lengths) == [1, 2, 3, 3, 3]
+
+
+def test_atari_games_are_normalized() -> None:
+    found = Evaluation(np.array([14.6, 14.6]), np.array([1, 1]), env="Pong-v5").summary()
+    assert found["human_normalized"] == 1
 
 
 @pytest.mark.parametrize("make_env", [faulty_envs.SameStep, faulty_envs.OneTooFew])

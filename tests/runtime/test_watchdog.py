@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 from paths import ROOT
 
 from sebulba.runtime import watchdog as module
-from sebulba.runtime.activity import OTHERS, Activities
+from sebulba.runtime.activity import EVALUATION, OTHERS, Activities
 from sebulba.runtime.interrupt import Interrupt
 from sebulba.runtime.watchdog import Alone, HostError, Watchdog, exit_code
 
@@ -122,6 +123,42 @@ def test_what_moves_is_left_alone() -> None:
     finally:
         done.set()
         mover.join()
+
+
+def test_an_evaluation_that_stands_still_ends_the_run_though_the_learner_moves() -> None:
+    dog = Watchdog(0.4, 60, Interrupt())
+    dog.activities.evaluation.set("playing its episodes")
+    with dog.watch():
+        while dog.error is None:
+            dog.activities.learner.set("publishing parameters")
+            time.sleep(0.05)
+    assert "the evaluation has been playing its episodes" in str(dog.error)
+    dog.activities.evaluation.set("idle", idle=True)
+    assert "evaluation" not in dog.activities.describe()
+
+
+def test_hosts_have_patience_while_one_evaluates() -> None:
+    hosts = Hosts({})
+    dog = Watchdog(0, 60, Interrupt(), hosts)
+    dog.activities.learner.set("waiting for the evaluation", waits_for=EVALUATION)
+    with dog.watch():
+        while not hosts.told:
+            time.sleep(0.01)
+    other = Watchdog(0.2, 60, Interrupt(), Hosts({0: hosts.told[0]}))
+    other.activities.learner.set("starting an update", waits_for=OTHERS)
+    assert not ends_within(other, 1)
+
+
+def test_a_host_that_waits_says_that_it_was_asked_to_stop() -> None:
+    interrupt, hosts = Interrupt(), Hosts({})
+    interrupt.signal, interrupt.at = signal.SIGTERM, time.monotonic()
+    dog = Watchdog(0, 60, interrupt, hosts)
+    dog.activities.learner.set("starting an update", waits_for=OTHERS)
+    with dog.watch():
+        while not hosts.told:
+            time.sleep(0.01)
+    other = Watchdog(0, 60, Interrupt(), Hosts({1: hosts.told[0]}))
+    assert other.is_asked_to_stop() and not Watchdog(0, 60, Interrupt()).is_asked_to_stop()
 
 
 def test_without_a_limit_nothing_is_too_long() -> None:
