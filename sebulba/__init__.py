@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.remote.settings import Listen
     from sebulba.rundir.run import Run, find_runs, load_run, plot
+    from sebulba.runners.checking import check_agent
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.exporting import export
     from sebulba.runners.trained import TrainedAgent, load
@@ -99,6 +100,7 @@ __all__ = [
     "VTraceConfig",
     "__version__",
     "algorithms",
+    "check_agent",
     "distributions",
     "envs",
     "evaluate",
@@ -164,6 +166,7 @@ _MODULES = {
     "Unroll": "sebulba.types",
     "VTraceConfig": "sebulba.learners.vtrace",
     "algorithms": "sebulba.algorithms",
+    "check_agent": "sebulba.runners.checking",
     "distributions": "sebulba.agents.distributions",
     "envs": "sebulba.envs",
     "evaluate": "sebulba.runners.evaluation",

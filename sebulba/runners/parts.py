@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from sebulba.agents.check import AgentCheck
 from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
@@ -44,6 +45,7 @@ class Parts(NamedTuple):
       unrolls_per_turn: unrolls that the learner takes on each host in one turn.
       remote: None without remote lanes.
       sinks: where the rows of metrics go besides the run directory.
+      check: of the agent's first unroll; None for the library's own agents.
     """
 
     config: Config
@@ -56,3 +58,4 @@ class Parts(NamedTuple):
     unrolls_per_turn: int
     remote: Remote | None = None
     sinks: Sequence[Sink] = ()
+    check: AgentCheck | None = None
