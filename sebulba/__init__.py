@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sebulba.metrics.writer import read as read_metrics
     from sebulba.remote.settings import Listen
     from sebulba.rundir.run import Run, aggregate, find_runs, load_run, plot
+    from sebulba.runners.checking import check_agent
     from sebulba.runners.evaluation import Evaluation, evaluate, evaluate_run
     from sebulba.runners.exporting import export
     from sebulba.runners.trained import TrainedAgent, load
@@ -107,6 +108,7 @@ __all__ = [
     "__version__",
     "aggregate",
     "algorithms",
+    "check_agent",
     "distributions",
     "envs",
     "evaluate",
@@ -174,6 +176,7 @@ _MODULES = {
     "VTraceConfig": "sebulba.learners.vtrace",
     "aggregate": "sebulba.rundir.run",
     "algorithms": "sebulba.algorithms",
+    "check_agent": "sebulba.runners.checking",
     "distributions": "sebulba.agents.distributions",
     "envs": "sebulba.envs",
     "evaluate": "sebulba.runners.evaluation",

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from sebulba.agents import distributions
+from sebulba.agents.forms import Needs
 from sebulba.agents.reference import PolicyAgent, QAgent, check_spec, epsilon_greedy
 from sebulba.config import Config, build
 from sebulba.devices.topology import Topology
@@ -93,6 +94,9 @@ class Algorithm(Generic[C]):
       steps_before_learning: ``(config, num_actors)`` -> agent steps of a host with ``num_actors``
         actors before its first update.
       for_trial: ``(config)`` -> one that starts learning as soon as possible, to measure its speed.
+      needs: what the learner takes from an agent, by which agents of the user's own are checked.
+        "policy": extras with the fields of ``Behavior``, and outputs with those of ``PolicyValue``;
+        "values": Q values in both; "any": what it likes.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Algorithm(Generic[C]):
     steps_per_update: Callable[[C], float] = lambda config: config.batch_size * config.unroll_length
     steps_before_learning: Callable[[C, int], int] = lambda config, num_actors: 0
     for_trial: Callable[[C], C] = lambda config: config
+    needs: Needs = "any"
 
     def fits(self, config: C, num_learners: int) -> bool:
         """Whether the sizes of ``config`` divide over ``num_learners`` devices of a host."""
@@ -162,7 +167,7 @@ def _small_replay(config: R2D2Config) -> R2D2Config:
     return dataclasses.replace(config, replay=replay)
 
 
-VTRACE = Algorithm("vtrace", VTraceConfig, VTraceLearner)
+VTRACE = Algorithm("vtrace", VTraceConfig, VTraceLearner, needs="policy")
 R2D2 = Algorithm(
     "r2d2",
     R2D2Config,
@@ -174,9 +179,10 @@ R2D2 = Algorithm(
     steps_per_update=_steps_per_batch,
     steps_before_learning=r2d2.steps_before_learning,
     for_trial=_small_replay,
+    needs="values",
 )
 
-PPO = Algorithm("ppo", PPOConfig, PPOLearner, fit=fit_minibatches)
+PPO = Algorithm("ppo", PPOConfig, PPOLearner, fit=fit_minibatches, needs="policy")
 PQN = Algorithm(
     "pqn",
     PQNConfig,
@@ -184,6 +190,7 @@ PQN = Algorithm(
     make_agent=partial(make_q_agent, dueling=False),
     make_exploration=_explore_by_schedule,
     fit=fit_minibatches,
+    needs="values",
 )
 
 _REGISTERED: dict[str, Algorithm[Any]] = {}

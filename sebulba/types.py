@@ -105,9 +105,14 @@ class Agent(Protocol):
     so by an attribute ``has_observed_state`` that is True. PPO and PQN then learn from single
     steps.
 
-    Both ``act`` and ``unroll`` must zero the
-    recurrent state where ``timestep.first``, before they use it, so that the learner computes what
-    the actor did when it replays a trajectory from ``initial_state``.
+    An agent with an attribute ``observes_last_action`` that is True gets observations
+    ``{"observation": ..., "action": last action}``; see ``envs.PreviousAction``.
+
+    Both ``act`` and ``unroll`` must zero the recurrent state where ``timestep.first``, before they
+    use it, so that the learner computes what the actor did when it replays a trajectory from
+    ``initial_state``. At the start of a training this is checked, as in ``sebulba.check_agent``,
+    unless the agent is the library's own. An agent in which the two differ on purpose, as with
+    dropout, has an attribute ``is_replayed_exactly`` that is False.
     """
 
     def init(self, key: jax.Array) -> Params:

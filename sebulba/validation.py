@@ -134,7 +134,10 @@ def require(config: Any, name: str, holds: bool, rule: str) -> None:
     if not holds:
         # As tyro names options: that of the field `lambda_`, a keyword without its _, is --lambda.
         option = "--" + name.replace("_", "-").rstrip("-")
-        raise ConfigError(f"{name} is {_get(config, name)!r}: it {rule}. Set it with {option}.")
+        raise ConfigError(
+            f"{name} is {_get(config, name)!r}: it {rule}. Set {name}, on the command line with "
+            f"{option}."
+        )
 
 
 def _rules(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Rule]]:

@@ -169,7 +169,7 @@ def test_a_refusal_says_the_value_the_rule_and_the_flag(
     message = str(error.value)
     flag = "--" + path.replace("_", "-").rstrip("-")
     assert message.startswith(f"{path} is {value!r}: it {rule}")
-    assert message.endswith(f"Set it with {flag}.")
+    assert message.endswith(f", on the command line with {flag}.")
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ class _NetworkAgent:
         self._spec = spec
         self._network = networks.Network(config, spec, heads)
         self.has_observed_state = config.core == "none"
+        self.observes_last_action = config.core == "lstm"
 
     def init(self, key: jax.Array) -> Params:
         """Return new random parameters."""

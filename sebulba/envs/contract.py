@@ -201,6 +201,36 @@ def check_timestep(timestep: Timestep, spec: EnvSpec, when: str) -> None:
         _check_array(name, number, (spec.num_envs,), None, when)
 
 
+def check_action(
+    action: np.ndarray[Any, Any], spec: ActionSpec, when: str, first_env: int = 0
+) -> None:
+    """Check that actions ``[B, ...]`` are among those that ``spec`` allows.
+
+    Args:
+      action: what an agent returned.
+      spec: of the environments that are to take it.
+      when: "in step 3", for the message.
+      first_env: the number of the first of these environments.
+
+    Raises:
+      ConfigError: one is not. The message says which, and what is allowed.
+    """
+    if isinstance(spec, BoxSpec):
+        low, high = spec.low, spec.high
+    else:
+        low, high = np.array(0), np.array(spec.num_actions) - 1
+    # ~(...) and not < or >, since NaN is neither.
+    wrong = ~((action >= low) & (action <= high))
+    if wrong.any():
+        env, *place = np.argwhere(wrong)[0]
+        bounds = [np.broadcast_to(bound, action.shape[1:])[tuple(place)] for bound in (low, high)]
+        raise ConfigError(
+            f"the action of environment {first_env + env} is {action[(env, *place)]} {when}: it "
+            f"must be from {bounds[0]} to {bounds[1]}, as the environment's spec says. Correct "
+            "what the agent's act returns, or the spec."
+        )
+
+
 def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any, when: str) -> None:
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise ConfigError(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from sebulba.envs.contract import TimestepCheck, check_spec
+from sebulba.envs.contract import TimestepCheck, check_action, check_spec
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -40,6 +40,7 @@ class Actor:
         key: jax.Array,
         exploration: Callable[[float], ArrayTree] = lambda progress: (),
         activity: Activity | None = None,
+        checks_actions: bool = False,
     ) -> None:
         """Store the arguments; all work is done in ``run``, in the actor's own thread.
 
@@ -54,6 +55,7 @@ class Actor:
           exploration: gives the argument of the program's ``explore``, a pytree of arrays, for the
             share of the training that was done when the parameters were published.
           activity: where it notes what it is doing.
+          checks_actions: whether to check, in its first unroll, that actions are as the spec says.
         """
         self.name = actor_name(lane)
         self._lane = lane
@@ -67,6 +69,7 @@ class Actor:
         self._exploration = exploration
         self._steps = 0
         self._now = activity or Activity()
+        self._checks_actions = checks_actions
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> None:
@@ -129,6 +132,9 @@ class Actor:
                     )
                 # Waits for the device, which has read the arrays of `timestep` once it answers.
                 action = np.asarray(jax.device_get(on_device))
+                if self._checks_actions:  # Before the environments do who knows what with them.
+                    when = f"in step {self._steps + 1} of {self.name}"
+                    check_action(action, self._program.spec.action, when)
                 acted = time.perf_counter()
                 self._now.set("stepping its environments")
                 timestep = env.step(action)
@@ -149,7 +155,7 @@ class Actor:
             self._seconds["transfer"] += time.perf_counter() - start
             # The parameters are read after waiting for the queue, so that they are new ones.
             self._hand_over(moved, current.version, episodes, continues)
-            continues = True
+            continues, self._checks_actions = True, False
             self._unroll += 1
             current = self._params()
 

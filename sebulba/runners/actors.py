@@ -70,6 +70,7 @@ def start_actors(
             key=jax.random.fold_in(jax.random.key(config.seed), number + 1),
             exploration=epsilons(number),
             activity=activity_of(actor_name(lane)),
+            checks_actions=parts.check is not None,
         )
         group.start(actor.name, actor.run)
 

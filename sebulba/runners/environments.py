@@ -7,7 +7,7 @@ import jax
 from sebulba import envs
 from sebulba.config import Config
 from sebulba.envs.base import cpu_cores, map_arrays
-from sebulba.types import ArraySpec, Env, EnvSpec, MakeEnv
+from sebulba.types import Agent, ArraySpec, Env, EnvSpec, MakeEnv
 from sebulba.validation import ConfigError
 
 OWN_ENV = "(make_env)"
@@ -15,7 +15,7 @@ OWN_ENV = "(make_env)"
 
 
 def default_make_env(config: Config, num_actors: int = 1) -> MakeEnv:
-    """Makes the environments that ``config`` names, with the last action for an LSTM.
+    """Makes the environments that ``config`` names, with the last action for an LSTM of its own.
 
     Args:
       config: names the environment and its options.
@@ -43,12 +43,16 @@ def env_threads(config: Config, num_actors: int) -> int:
     return config.env_threads or max(1, cpu_cores() // max(1, num_actors))
 
 
-def with_last_action(config: Config, make_env: MakeEnv) -> MakeEnv:
-    """Adds the last action to the observations if the reference network has an LSTM.
+def with_last_action(config: Config, make_env: MakeEnv, agent: Agent | None = None) -> MakeEnv:
+    """Adds the last action to the observations if the agent asks for it.
 
-    Environments that have it already are left as they are.
+    An agent of the user's own does so by an attribute ``observes_last_action`` that is True. What
+    an algorithm makes from ``config`` (None) does if its network has an LSTM. Environments that
+    have the last action already are left as they are.
     """
-    if config.network.core != "lstm":
+    of_config = config.network.core == "lstm"
+    asks = of_config if agent is None else getattr(agent, "observes_last_action", False)
+    if not asks:
         return make_env
 
     def make(num_envs: int, seed: int) -> Env:

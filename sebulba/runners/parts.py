@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from sebulba.agents.check import AgentCheck
 from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
@@ -46,6 +47,7 @@ class Parts(NamedTuple):
       remote: None without remote lanes.
       sinks: where the rows of metrics go besides the run directory.
       evaluator: plays episodes while training goes on; None where ``config`` wants none.
+      check: of the agent's first unroll; None for the library's own agents.
     """
 
     config: Config
@@ -59,3 +61,4 @@ class Parts(NamedTuple):
     remote: Remote | None = None
     sinks: Sequence[Sink] = ()
     evaluator: Evaluator | None = None
+    check: AgentCheck | None = None

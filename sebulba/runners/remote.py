@@ -7,12 +7,16 @@ from sebulba.config import Config
 from sebulba.remote.settings import Listen
 from sebulba.runners import environments
 from sebulba.runners.parts import Remote
-from sebulba.types import MakeEnv
+from sebulba.types import Agent, MakeEnv
 from sebulba.validation import ConfigError, check_fields, require
 
 
 def make(
-    config: Config, listen: Listen | None, bare_make_env: MakeEnv, local_lanes: int
+    config: Config,
+    listen: Listen | None,
+    bare_make_env: MakeEnv,
+    local_lanes: int,
+    agent: Agent | None = None,
 ) -> Remote | None:
     """The remote lanes that ``config`` asks for; None if it asks for none.
 
@@ -21,6 +25,7 @@ def make(
       listen: where env-hosts connect to.
       bare_make_env: makes environments as env-hosts do.
       local_lanes: lanes of this host with environments of its own, which come first.
+      agent: of the user's own, if any.
 
     Raises:
       ConfigError: there are remote lanes and no address, or the other way round; an env-host cannot
@@ -61,7 +66,7 @@ def make(
     )
 
     def make_env(lane: int) -> MakeEnv:
-        return environments.with_last_action(config, listener.make_env(lane))
+        return environments.with_last_action(config, listener.make_env(lane), agent)
 
     return Remote(listener, make_env, listen.min_lanes)
 

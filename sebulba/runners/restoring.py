@@ -18,7 +18,7 @@ from sebulba.rundir.reading import (
     load_config,
     turns_in,
 )
-from sebulba.runners.environments import default_make_env, probe, with_last_action
+from sebulba.runners.environments import bare_make_env, probe, with_last_action
 from sebulba.types import Agent, MakeEnv, Params
 from sebulba.validation import ConfigError
 
@@ -59,10 +59,7 @@ def restore(
     directory = Path(directory).expanduser()
     config = load_config(directory, algorithm)
     _choose(directory, checkpoint)  # Refused before anything is made.
-    if make_env is None:
-        make_env = default_make_env(config)
-    elif agent is None:
-        make_env = with_last_action(config, make_env)
+    make_env = with_last_action(config, make_env or bare_make_env(config), agent)
     if agent is None:
         acts: algorithms.Acts = "greedily" if greedy else "evaluating"
         algorithm = algorithm or algorithms.of(config)

@@ -63,6 +63,7 @@ class SebulbaRun:
         self._steps_at = {self._turn - 1: int(counts.get("steps_before", 0))}
         lanes = config.num_actors(len(topology.inference))
         self._remote = parts.remote
+        self._agent_check = parts.check
         # With a lag of 1, the first unrolls act with the parameters of the turn before.
         oldest = self._turn - 1 if self._previous is not None else self._turn
         self._schedule = Schedule(
@@ -214,6 +215,7 @@ class SebulbaRun:
         while self._meter.steps < config.total_steps and not self._stop:
             with self._meter.timed("queue_wait"):
                 unrolls = self._take()
+            self._check_agent(unrolls[0])
             try:
                 with self._meter.timed("update"):
                     self._update(unrolls)
@@ -237,6 +239,17 @@ class SebulbaRun:
             if saves_now:
                 self._save()
             self._directory.check()
+
+    def _check_agent(self, unroll: Unroll) -> None:
+        """Check an agent of the user's own, once."""
+        check, self._agent_check = self._agent_check, None
+        if check is None:
+            return
+        self._now.set("checking the agent")
+        # Nothing was published after the first update yet, so what has acted is still there.
+        params = self._slots[0].held(unroll.version)
+        assert params is not None
+        check(params, unroll)
 
     def _update(self, unrolls: list[Unroll]) -> None:
         """Make this turn's updates, in step with the other hosts.

@@ -25,6 +25,7 @@ from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
 from sebulba.runners import environments, remote, video
+from sebulba.runners.checking import make_check
 from sebulba.runners.evaluation import Evaluator
 from sebulba.runners.parts import Parts
 from sebulba.runners.sebulba import SebulbaRun
@@ -111,8 +112,9 @@ def train(
       algorithm: None takes the registered algorithm of the config's class.
       make_env: ``make_env(num_envs, seed)``, instead of ``config.env``. For the reference agent
         with an LSTM, the last action is added to its observations (``envs.PreviousAction``).
-      agent: instead of the reference agent. If ``config.network.core`` is lstm, environments that
-        the config names give it the last action too.
+      agent: instead of the reference agent. It gets the last action only if it has an attribute
+        ``observes_last_action`` that is True. Its first trajectories are checked
+        (``sebulba.check_agent``).
       optimizer: instead of ``config.optimizer``.
       topology: instead of the placement of devices that ``config`` describes.
       listen: where env-hosts connect to, if ``config.remote_lanes``.
@@ -212,16 +214,16 @@ def _make_parts(
 ) -> Parts:
     """The parts of a run; those that are None are made from ``config``."""
     local_actors = config.actors_per_device * len(topology.inference)
-    # Only the reference agent is known to need it; the user's own agent takes what it gets.
-    wraps = make_env is None or agent is None
     bare = make_env or environments.bare_make_env(config, local_actors)
-    make_env = environments.with_last_action(config, bare) if wraps else bare
+    make_env = environments.with_last_action(config, bare, agent)
     spec = environments.probe(make_env)._replace(num_envs=config.envs_per_actor)
     evaluator = None
     if config.evaluation.interval:
         acts = agent or algorithm.make_agent(config, spec, "evaluating")
         evaluator = Evaluator(acts, make_env)
+    remote_lanes = remote.make(config, listen, bare, local_actors, agent)
     agent = agent or algorithm.make_agent(config, spec, "training")
+    check = make_check(agent, spec, algorithm.needs)
     optimizer = optimizer or make_optimizer(config.optimizer)
     learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
     _check_learner(learner)
@@ -237,8 +239,9 @@ def _make_parts(
         learner=learner,
         exploration=algorithm.make_exploration(config, num_envs),
         unrolls_per_turn=algorithm.unrolls_per_turn(config),
-        remote=remote.make(config, listen, bare, local_actors),
         evaluator=evaluator,
+        remote=remote_lanes,
+        check=check,
     )
 
 

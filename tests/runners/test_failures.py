@@ -153,6 +153,7 @@ def test_agent_raises_while_it_acts(clock: Clock) -> None:
         return action
 
     class Agent:
+        is_replayed_exactly = False  # Or the learner's thread might be the one that breaks.
         init, initial_state, unroll = agent.init, agent.initial_state, agent.unroll
 
         def act(self, params: Any, key: Any, timestep: Any, state: Any) -> Any:
