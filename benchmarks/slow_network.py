@@ -18,6 +18,7 @@ import json
 import os
 import random
 import select
+import statistics
 import struct
 import subprocess
 import sys
@@ -26,11 +27,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
+from remote_parts import ROOT, write
 
-ROOT = Path(__file__).resolve().parent.parent
+from sebulba import evaluate_run
+
 TRAINER, HOSTS = "sebulba-trainer", "sebulba-hosts"
 ADDRESSES = {TRAINER: "10.77.0.1", HOSTS: "10.77.0.2"}
 PORT = 7777
@@ -47,6 +50,8 @@ class Options:
     """Share of packets that are dropped, in each direction."""
     total_steps: int = 200_000
     """Of the training."""
+    compress: Literal["none", "lz4"] = "none"
+    """As of env-host."""
     lanes: int = 2
     """Env-hosts, of one lane each."""
     out: Path | None = None
@@ -95,18 +100,20 @@ def tun(namespace: str) -> int:
     return made[0]
 
 
-def forward(ends: Sequence[int], options: Options, counts: dict[str, int]) -> None:
-    """Hand packets from each end to the other, for ever."""
+def forward(
+    ends: Sequence[int], options: Options, counts: dict[str, int], ended: threading.Event
+) -> None:
+    """Hand packets from each end to the other."""
     rng = random.Random(0)
     other = dict(zip(ends, reversed(ends), strict=True))
     waiting: list[tuple[float, int, int, bytes]] = []
-    while True:
+    while not ended.is_set():
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             _, _, end, packet = heapq.heappop(waiting)
             with contextlib.suppress(OSError):  # As any network, it drops what finds no room.
                 os.write(end, packet)
-        pause = waiting[0][0] - now if waiting else 1.0
+        pause = waiting[0][0] - now if waiting else 0.1
         for end in select.select(ends, [], [], pause)[0]:
             packet = os.read(end, 65536)
             counts["packets"] += 1
@@ -130,6 +137,7 @@ def train(options: Options, out: Path) -> tuple[str, float]:
     words += ["--actors-per-device", "0", "--min-lanes", str(options.lanes), "--insecure"]
     words += ["--listen", address, "--total-steps", str(options.total_steps), "--log-every", "50"]
     host = ["env-host", "--connect", address, "--env", "sebulba/Catch", "--insecure"]
+    host += ["--compress", options.compress]
     hosts = [
         sebulba(HOSTS, *host, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(options.lanes)
@@ -146,33 +154,40 @@ def train(options: Options, out: Path) -> tuple[str, float]:
             process.wait()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = tyro.cli(Options, args=arguments, description=__doc__)
-    counts = {"packets": 0, "dropped": 0}
-    with tempfile.TemporaryDirectory() as folder, namespaces() as ends:
-        out = Path(folder) / "run"
-        forwarding = (list(ends.values()), options, counts)
-        threading.Thread(target=forward, args=forwarding, daemon=True).start()
-        said, seconds = train(options, out)
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        evaluation = [sys.executable, "-m", "sebulba", "eval", str(out), "--episodes", "100"]
-        played = subprocess.run(evaluation, cwd=ROOT, capture_output=True, text=True, check=True)
+def over_slow_network(options: Options, out: Path) -> dict[str, Any]:
+    """The numbers of a training that writes to ``out``."""
+    counts, ended = {"packets": 0, "dropped": 0}, threading.Event()
+    with namespaces() as ends:
+        forwarding = (list(ends.values()), options, counts, ended)
+        thread = threading.Thread(target=forward, args=forwarding)
+        thread.start()
+        try:
+            said, seconds = train(options, out)
+        finally:
+            ended.set()
+            thread.join()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     half = rows[len(rows) // 2 :]
-    report = {
-        "command": ["benchmarks/slow_network.py", *(arguments or sys.argv[1:])],
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg(),
+
+    def median(name: str) -> float:
+        return statistics.median(row[name] for row in half)
+
+    return {
         **counts,
         "seconds": seconds,
-        "steps_per_second": sum(row["steps_per_second"] for row in half) / len(half),
-        "round_trip_seconds": [row["remote_lane_0_round_trip_seconds"] for row in half],
+        "steps_per_second": median("steps_per_second"),
+        "round_trip_seconds": median("remote_lane_0_round_trip_seconds"),
+        "bytes_per_second": median("remote_lane_0_bytes_per_second"),
         "lanes_lost": said.count(" is lost"),
-        "evaluation": played.stdout.strip().splitlines(),
-        "metrics": rows[-1],
+        "evaluation": evaluate_run(out, episodes=100).summary(),
     }
-    print(json.dumps(report, indent=2))
-    if options.out is not None:
-        options.out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        found = over_slow_network(options, Path(folder) / "run")
+    write("slow_network.py", arguments, options.out, found)
 
 
 if __name__ == "__main__":
