@@ -58,21 +58,23 @@ def strangers(options: Options) -> dict[str, Any]:
         reader.start()
         while not (out / "metrics.jsonl").exists():
             time.sleep(0.5)
-        time.sleep(options.seconds)
+        time.sleep(2 * options.seconds)
         os.nice(19)  # Strangers would have cores of their own elsewhere.
         harass(address, {"malformed": 9_000, "handshakes": 900})
-        before = memory(train.pid)
+        used = [memory(train.pid)]
         quiet = rate_over(out, options.seconds, lambda: None)
+        used.append(memory(train.pid))
         sent = {"malformed": 0, "handshakes": 0}
         harassed = rate_over(out, 0.0, lambda: harass(address, sent))
-        after = memory(train.pid)
+        used.append(memory(train.pid))
         again = rate_over(out, options.seconds, lambda: None)
+        used.append(memory(train.pid))
         alive = train.poll() is None
     return {
         "sent": sent,
         "alive": alive,
-        "memory_before": before,
-        "memory_after": after,
+        # Of a trainer left alone, with strangers, and left alone again, at the ends of these times.
+        "memory": used,
         "steps_per_second_before": quiet,
         "steps_per_second_meanwhile": harassed,
         "steps_per_second_after": again,
