@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sebulba import envs
+from sebulba.remote.compression import Name
 from sebulba.remote.env_host import EnvHost
 from sebulba.remote.handshake import facts
 from sebulba.remote.listener import Listener
@@ -98,7 +99,8 @@ class HostThread:
         security: Security = OPEN,
         patience_seconds: float = 0.0,
         lanes: int = 1,
-        **changed: str,
+        compression: Name = "none",
+        **changed: Any,
     ) -> None:
         self.said: list[str] = []
         self.error: BaseException | None = None
@@ -110,6 +112,7 @@ class HostThread:
             make_env,
             patience_seconds,
             self.said.append,
+            compression,
         )
         self._lanes = lanes
         self._host = host

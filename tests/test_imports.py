@@ -134,7 +134,7 @@ def test_environments_import_no_jax() -> None:
 
 
 def test_remote_environments_import_no_jax() -> None:
-    assert external("remote") - set(sys.stdlib_module_names) == {"numpy", "grpc"}
+    assert external("remote") - set(sys.stdlib_module_names) == {"numpy", "grpc", "lz4"}
     assert internal("remote") == {"envs", "runtime", "types", "validation", "version"}
 
 

@@ -10,6 +10,7 @@ import tyro
 
 from sebulba.cli import options, output
 from sebulba.config import Option
+from sebulba.remote.compression import Name
 from sebulba.remote.security import SecurityOptions
 from sebulba.runtime import interrupt
 from sebulba.validation import ConfigError, Count, NotNegative, NotNegativeInt, check_fields
@@ -35,6 +36,9 @@ class Options:
     """EnvPool threads of each lane. 0: the CPU cores are divided among the lanes."""
     patience_seconds: NotNegative = 600.0
     """End where there is no trainer for so long; 0: never."""
+    compress: Name = "none"
+    """Compress what the trainer gets, for a network that is slower than 1 Gbit/s. lz4 needs its
+    package on both sides; it makes Atari's frames less than a 40th as long."""
     measure: bool = False
     """Say what the network and the trainer can carry, with messages of the real size and no
     environments, and end."""
@@ -51,6 +55,12 @@ def run(words: Sequence[str]) -> None:
 
 
 def _serve(given: Options) -> None:
+    if given.measure and given.compress != "none":
+        raise ConfigError(
+            f"compress is {given.compress}, and --measure sends zeros in place of frames, which "
+            "would tell nothing: set only one of them. With --compress alone, the metrics of the "
+            "trainer have the bytes per second."
+        )
     security = given.security.of_env_host(given.connect)
     try:
         # Not at the top, since it needs gRPC, which is an extra.
@@ -74,6 +84,7 @@ def _serve(given: Options) -> None:
         make_env,
         given.patience_seconds,
         output.say,
+        given.compress,
     )
     if given.measure:
         output.write(host.measure(given.lanes))

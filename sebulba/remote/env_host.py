@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sebulba.envs.contract import TimestepCheck, check_spec
-from sebulba.remote import wire
+from sebulba.remote import compression, wire
 from sebulba.remote.handshake import Facts, Refused
 from sebulba.remote.link import Link, linked
 from sebulba.remote.security import Security
@@ -47,6 +47,7 @@ class EnvHost:
       make_env: makes them.
       patience_seconds: how long to try to reach a trainer; 0: for ever.
       say: prints a line.
+      compress: how timesteps are compressed.
     """
 
     address: str
@@ -56,13 +57,14 @@ class EnvHost:
     make_env: MakeEnv
     patience_seconds: float
     say: Callable[[str], None]
+    compress: compression.Name = "none"
 
     def run(self, lanes: int) -> None:
         """Serve ``lanes`` lanes until the run of the trainer is complete.
 
         Raises:
-          ConfigError: the trainer has other settings or another token, or the environments break a
-            rule.
+          ConfigError: the trainer has other settings or another token, the environments break a
+            rule, or the package that compresses is not installed.
           StallError: there was no trainer for ``patience_seconds``.
           Exception: the environments failed.
         """
@@ -109,6 +111,7 @@ class EnvHost:
 
     async def _serve(self) -> None:
         """One lane, in as many lives as it takes."""
+        codec = Codec(self.spec, compression.named(self.compress))
         alone, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             is_welcome = False
@@ -116,7 +119,7 @@ class EnvHost:
                 async with self._welcomed() as (link, words):
                     is_welcome = True
                     self.say(f"lane {words['lane']} of {self.address}")
-                    await self._play(link, int(words["seed"]))
+                    await self._play(link, codec, int(words["seed"]))
                 return
             except (Lost, Refused) as error:
                 failure: Exception = error
@@ -139,7 +142,8 @@ class EnvHost:
                 connected(self.address, self.security, max_bytes) as connection,
                 linked(connection) as link,
             ):
-                link.post(wire.pack(Kind.HELLO, {**self.facts, **more}))
+                words = {"compress": self.compress, **self.facts, **more}
+                link.post(wire.pack(Kind.HELLO, words))
                 answer = await link.receive(_ANSWER_SECONDS)
                 words = wire.unpack(answer)
                 if wire.kind_of(answer) is Kind.REFUSAL:
@@ -158,11 +162,11 @@ class EnvHost:
     def _given_up(self, why: Exception) -> StallError:
         return StallError(f"no trainer at {self.address}: {why}")
 
-    async def _play(self, link: Link, seed: int) -> None:
+    async def _play(self, link: Link, codec: Codec, seed: int) -> None:
         """Fresh environments, until the trainer ends the run or is lost."""
         with concurrent.futures.ThreadPoolExecutor(1, "environments") as thread:
             loop = asyncio.get_running_loop()
-            player = Player(self.spec, self.make_env)
+            player = Player(codec, self.make_env)
             try:
                 message = await loop.run_in_executor(thread, player.start, seed)
                 while True:
@@ -200,10 +204,10 @@ async def _ending(closed: asyncio.Future[None]) -> None:
 class Player:
     """One life of a batch of environments; a thread of its own calls all methods."""
 
-    def __init__(self, spec: EnvSpec, make_env: MakeEnv) -> None:
+    def __init__(self, codec: Codec, make_env: MakeEnv) -> None:
         self._make_env = make_env
-        self._codec = Codec(spec)
-        self._check = TimestepCheck(spec)
+        self._codec = codec
+        self._check = TimestepCheck(codec.spec)
         self._env: Env | None = None
         self._number = 0
 

@@ -71,13 +71,14 @@ def difference(ours: Facts, theirs: Mapping[str, Any]) -> str | None:
         if ours.get(name) != theirs.get(name):
             remedy = _REMEDIES.get(name, "give both the same environment and the same options")
             return (
-                f"{_short(name)} is {_short(theirs.get(name))} on the env-host and "
-                f"{_short(ours.get(name))} on the trainer: both must have the same, so {remedy}."
+                f"{short(name)} is {short(theirs.get(name))} on the env-host and "
+                f"{short(ours.get(name))} on the trainer: both must have the same, so {remedy}."
             )
     return None
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """What someone else has sent, for a message."""
     # By repr, since what a stranger sends must not write lines of its own to a log.
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -51,12 +51,14 @@ class Life:
     Attributes:
       number: how many lives the lane had before.
       peer: the env-host's address.
+      codec: of its messages.
     """
 
-    def __init__(self, number: int, peer: str) -> None:
+    def __init__(self, number: int, peer: str, codec: Codec) -> None:
         """Made in the listener's thread, in its event loop."""
         self.number = number
         self.peer = peer
+        self.codec = codec
         self._loop = asyncio.get_running_loop()
         self._actions: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._timesteps: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
@@ -118,10 +120,10 @@ class Lane:
         """Whether an env-host can have it now."""
         return self.seed is not None and self.life is None and not self._down
 
-    def begin(self, peer: str) -> tuple[Life, int]:
+    def begin(self, peer: str, codec: Codec) -> tuple[Life, int]:
         """A new life, and the seed of its environments, which no other life of the run has."""
         assert self.seed is not None
-        self.life = life = Life(self.counts.lives, peer)
+        self.life = life = Life(self.counts.lives, peer, codec)
         self.counts.lives += 1
         self._lives.put(life)
         seeds = np.random.SeedSequence([self.seed, life.number])
@@ -160,27 +162,23 @@ class RemoteEnv:
     one that breaks a rule is dropped.
     """
 
-    def __init__(self, lane: Lane, codec: Codec, seed: int, ends_run: bool) -> None:
+    def __init__(self, lane: Lane, spec: EnvSpec, seed: int, ends_run: bool) -> None:
         """Let env-hosts have ``lane``.
 
         Args:
           lane: where they connect to.
-          codec: of the environments.
+          spec: of the environments, with plain dicts.
           seed: from which that of each life is derived.
           ends_run: whether a loss raises ``LaneError`` in place of ``EnvsLost``.
         """
+        self.spec = spec
         self._lane = lane
-        self._codec = codec
         self._ends_run = ends_run
         self._life: Life | None = None
-        self._check = TimestepCheck(codec.spec)
+        self._check = TimestepCheck(spec)
         self._number = 0
         self._at = 0.0
         lane.seed = seed
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._codec.spec
 
     def reset(self) -> Timestep:
         self._drop("its environments were reset")
@@ -196,7 +194,7 @@ class RemoteEnv:
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
         life, counts = self._life, self._lane.counts
         assert life is not None, "reset comes before the first step"
-        message = self._codec.encode_action(self._number, action)
+        message = life.codec.encode_action(self._number, action)
         sent = time.perf_counter()
         counts.trainer_seconds += sent - self._at
         counts.nbytes += len(message)
@@ -221,7 +219,7 @@ class RemoteEnv:
         message = life.receive()
         self._at = time.perf_counter()
         try:
-            timestep, seconds = self._codec.decode_timestep(message, self._number)
+            timestep, seconds = life.codec.decode_timestep(message, self._number)
             check(timestep)
         except (WireError, ConfigError) as error:
             self._drop(str(error))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from sebulba.remote import wire
+from sebulba.remote import compression, wire
 from sebulba.remote.handshake import Facts, difference
 from sebulba.remote.lanes import Lane, LaneCounts, Life, RemoteEnv
 from sebulba.remote.link import Link, linked
@@ -89,7 +89,7 @@ class Listener:
         """Makes the environments of ``lane``."""
 
         def make_env(num_envs: int, seed: int) -> RemoteEnv:
-            return RemoteEnv(self._lanes[lane], self._codec, seed, self._ends_run)
+            return RemoteEnv(self._lanes[lane], self._codec.spec, seed, self._ends_run)
 
         return make_env
 
@@ -191,7 +191,8 @@ class Listener:
             raise WireError("it does not say hello")
         words = wire.unpack(hello)
         is_measuring = words.pop("measure", False) is True
-        if why := difference(self._facts, words):
+        compress = words.pop("compress", "none")
+        if why := difference(self._facts, words) or compression.problem(compress):
             visit.refused = why
             await _refuse(link, why, is_final=True)
         elif is_measuring:
@@ -200,7 +201,8 @@ class Listener:
             visit.refused = "the trainer has no free lane"
             await _refuse(link, visit.refused, is_final=False)
         else:
-            life, seed = lane.begin(visit.peer)
+            codec = Codec(self._codec.spec, compression.named(compress))
+            life, seed = lane.begin(visit.peer, codec)
             visit.lane = lane
             self._tell(f"lane {lane.number} is connected: {visit.peer}")
             link.post(wire.pack(Kind.WELCOME, {"lane": lane.number, "seed": seed}))

@@ -2,7 +2,8 @@
 
 Both sides know every shape and dtype before the first array is sent, so a message says none: it is
 right if it has the length, the kind and the number that are due, and is refused otherwise. Nothing
-is ever unpickled.
+is ever unpickled. Where compression was agreed, the arrays of a timestep that is shorter than due
+are compressed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from sebulba.envs.base import map_arrays, named_arrays
 from sebulba.envs.previous_action import action_array
+from sebulba.remote.compression import Compression
 from sebulba.types import ArraySpec, EnvSpec, Timestep
 
 WIRE_VERSION = 1
@@ -97,15 +99,24 @@ def _header(message: bytes) -> tuple[Kind, int, float]:
 class Layout:
     """The arrays of one kind of message, each in its place."""
 
-    def __init__(self, kind: Kind, arrays: Sequence[ArraySpec]) -> None:
-        """``arrays``: their shapes, with the batch axis, and dtypes of bool or numbers.
+    def __init__(
+        self, kind: Kind, arrays: Sequence[ArraySpec], compression: Compression | None = None
+    ) -> None:
+        """Lay out messages of a kind.
+
+        Args:
+          kind: of the messages.
+          arrays: their shapes, with the batch axis, and dtypes of bool or numbers.
+          compression: of the arrays; None for none.
 
         Raises:
           WireError: a dtype is neither.
         """
         self._kind = kind
+        self._compression = compression
+        # Where each begins, behind the header.
         self._arrays: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
-        end = _HEADER.size
+        end = 0
         for shape, dtype in ((array.shape, np.dtype(array.dtype)) for array in arrays):
             if dtype.kind not in "biuf":
                 raise WireError(
@@ -113,7 +124,7 @@ class Layout:
                 )
             self._arrays.append((end, shape, dtype.newbyteorder("<")))
             end += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = end
+        self.nbytes = _HEADER.size + end
 
     def encode(self, number: int, arrays: Sequence[Any], seconds: float = 0.0) -> bytes:
         """A message of these arrays; each is copied once, into it.
@@ -121,16 +132,21 @@ class Layout:
         Raises:
           WireError: an array has another shape.
         """
-        parts: list[Any] = [_HEADER.pack(_MAGIC, WIRE_VERSION, self._kind, number, seconds)]
+        header = _HEADER.pack(_MAGIC, WIRE_VERSION, self._kind, number, seconds)
+        parts: list[Any] = []
         for (_, shape, dtype), given in zip(self._arrays, arrays, strict=True):
             array = np.ascontiguousarray(given, dtype)
             if array.shape != shape:
                 raise WireError(f"an array has the shape {array.shape}, where {shape} is due")
             parts += [array.data, bytes(-array.nbytes % _ALIGNMENT)]
-        return b"".join(parts)
+        if self._compression is not None:
+            packed = self._compression.compress(b"".join(parts))
+            if _HEADER.size + len(packed) < self.nbytes:
+                parts = [packed]
+        return b"".join([header, *parts])
 
     def decode(self, message: bytes, number: int) -> tuple[list[Array], float]:
-        """The arrays, as views of the message that cannot be written to, and the seconds.
+        """The arrays, as views of bytes that cannot be written to, and the seconds.
 
         Raises:
           WireError: the kind, the number or the length is another, or a bool is neither 0 nor 1.
@@ -138,11 +154,25 @@ class Layout:
         kind, told, seconds = _header(message)
         if (kind, told) != (self._kind, number):
             raise WireError(f"{kind.name} {told}, where {self._kind.name} {number} is due")
-        if len(message) != self.nbytes:
-            raise WireError(f"{len(message):,} bytes, where {self.nbytes:,} are due")
         if not 0 <= seconds < math.inf:
             raise WireError(f"{seconds} seconds")
-        return [_view(message, *array) for array in self._arrays], seconds
+        body, start = message, _HEADER.size
+        if self._compression is not None and len(message) < self.nbytes:
+            body, start = self._decompressed(message, self._compression), 0
+        if len(body) - start != self.nbytes - _HEADER.size:
+            raise WireError(
+                f"{_HEADER.size + len(body) - start:,} bytes, where {self.nbytes:,} are due"
+            )
+        arrays = [_view(body, start + at, shape, dtype) for at, shape, dtype in self._arrays]
+        return arrays, seconds
+
+    def _decompressed(self, message: bytes, compression: Compression) -> bytes:
+        """The arrays' bytes, which are never more than are due, whatever the message says."""
+        packed = memoryview(message)[_HEADER.size :]
+        try:
+            return compression.decompress(packed, self.nbytes - _HEADER.size)
+        except ValueError as error:
+            raise WireError(f"what was not compressed as agreed: {error}") from error
 
 
 def _view(message: bytes, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -160,12 +190,16 @@ class Codec:
 
     Attributes:
       spec: of the environments, with plain dicts.
-      max_bytes: of the longest message there is.
-      round_trip_bytes: of a timestep and an action.
+      max_bytes: of the longest message there is; one that is compressed is always shorter.
+      round_trip_bytes: of a timestep and an action, if neither is compressed.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
-        """``spec``: of the environments.
+    def __init__(self, spec: EnvSpec, compression: Compression | None = None) -> None:
+        """Lay out the messages of these environments.
+
+        Args:
+          spec: of the environments.
+          compression: of timesteps; None for none.
 
         Raises:
           WireError: an observation has a dtype that cannot be sent.
@@ -177,7 +211,7 @@ class Codec:
         told = [*observations, *(ArraySpec((), dtype) for dtype in (number, number, flag))]
         batched = [ArraySpec((*lead, *each.shape), each.dtype) for each in told]
         action = action_array(spec.action)
-        self._timestep = Layout(Kind.TIMESTEP, batched)
+        self._timestep = Layout(Kind.TIMESTEP, batched, compression)
         self._action = Layout(Kind.ACTION, [ArraySpec((*lead, *action.shape), action.dtype)])
         self.round_trip_bytes = self._timestep.nbytes + self._action.nbytes
         self.max_bytes = max(self._timestep.nbytes, self._action.nbytes, MAX_WORDS)

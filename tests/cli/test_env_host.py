@@ -68,6 +68,7 @@ def test_the_link_is_measured() -> None:
         (["--connect", "somewhere:1"], ["connect is somewhere:1", "needs --ca", "openssl"]),
         (["--connect", "somewhere"], ["must be HOST:PORT"]),
         (["--envs", "0"], ["envs is 0", "--envs"]),
+        (["--compress", "lz4", "--measure"], ["compress is lz4, and --measure sends zeros"]),
         (["--env", "sebulba/Cach"], ["unknown environment 'sebulba/Cach'", "sebulba/Catch"]),
         (["--token-file", "/no/such/file"], ["/no/such/file cannot be read"]),
     ],

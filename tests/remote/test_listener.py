@@ -82,6 +82,31 @@ def test_a_lane_that_comes_back_begins_with_fresh_environments() -> None:
         assert metrics["remote_lane_0_bytes_per_second"] > 0
 
 
+def test_a_lane_may_be_compressed_and_another_not() -> None:
+    with (
+        trainer(lanes=2) as (listener, address),
+        env_host(address),
+        env_host(address, compression="lz4"),
+    ):
+        lanes = [env_of(listener, lane) for lane in range(2)]
+        seen = [[env.reset(), *(env.step(STAY) for _ in range(20))] for env in lanes]
+        one, other = (lane.counts.nbytes for lane in listener._lanes.values())
+    assert min(one, other) < 0.8 * max(one, other)
+    for plain, compressed in zip(*seen, strict=True):
+        for left, right in zip(plain, compressed, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("name", ["zstd", 3, ["lz4"], "x" * 500])
+def test_a_compression_that_there_is_not_is_refused_by_name(name: Any) -> None:
+    with trainer() as (listener, address):
+        env_of(listener)
+        host = HostThread(address, **{"compress": name})
+        host.join()
+        with pytest.raises(ConfigError, match=r"on the trainer, compress is .{1,210}must be none"):
+            raise host.error or AssertionError
+
+
 def test_what_a_lane_did_is_counted() -> None:
     def make_env(num_envs: int, seed: int) -> Env:
         return Slow(num_envs, seed, seconds=0.02)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sebulba.envs.base import named_arrays
-from sebulba.remote import wire
+from sebulba.remote import compression, wire
 from sebulba.remote.wire import Codec, Kind, WireError
 from sebulba.types import (
     ActionSpec,
@@ -32,8 +33,15 @@ BOX = BoxSpec(np.full((2, 2), -1, np.float32), np.ones((2, 2), np.float32))
 ACTIONS = [DiscreteSpec(3), MultiDiscreteSpec((2, 5, 3)), BOX]
 
 
-def codec(observation: Any = NESTED, action: ActionSpec = ACTIONS[0]) -> Codec:
-    return Codec(EnvSpec(observation, action, B))
+LZ4 = compression.named("lz4")
+
+
+def codec(
+    observation: Any = NESTED,
+    action: ActionSpec = ACTIONS[0],
+    compressed: compression.Compression | None = None,
+) -> Codec:
+    return Codec(EnvSpec(observation, action, B), compressed)
 
 
 def random_timestep(spec: EnvSpec, rng: np.random.Generator) -> Timestep:
@@ -46,9 +54,12 @@ def random_timestep(spec: EnvSpec, rng: np.random.Generator) -> Timestep:
     return Timestep(draw(spec.observation), number, number + 1, rng.random(B) < 0.5)
 
 
+@pytest.mark.parametrize("compressed", [None, LZ4], ids=["plain", "lz4"])
 @pytest.mark.parametrize("observation", [PIXELS, NESTED, {}], ids=["array", "nested", "empty"])
-def test_timesteps_come_back_as_they_were(observation: Any) -> None:
-    both = codec(observation)
+def test_timesteps_come_back_as_they_were(
+    observation: Any, compressed: compression.Compression | None
+) -> None:
+    both = codec(observation, compressed=compressed)
     sent = random_timestep(both.spec, np.random.default_rng(0))
     message = both.encode_timestep(5, sent, 0.25)
     received, seconds = both.decode_timestep(message, 5)
@@ -129,10 +140,71 @@ def test_a_bool_of_other_bits_is_refused() -> None:
         both.decode_timestep(bytes(message), 0)
 
 
-def test_random_and_damaged_messages_raise_nothing_else() -> None:
+FRAME = ArraySpec((84, 84), np.dtype(np.uint8))
+
+
+def test_only_what_becomes_shorter_is_compressed() -> None:
+    plain, both = codec(FRAME), codec(FRAME, compressed=LZ4)
+    still = both.no_timestep()
+    noise = np.random.default_rng(0).integers(0, 256, (B, 84, 84), np.uint8)
+    shorter, longer = (each.encode_timestep(0, still, 0.0) for each in (both, plain))
+    assert 40 * len(shorter) < len(longer)
+    noisy = still._replace(observation=noise)
+    assert both.encode_timestep(0, noisy, 0.5) == plain.encode_timestep(0, noisy, 0.5)
+    assert both.encode_action(0, both.no_action()) == plain.encode_action(0, both.no_action())
+
+
+def packed(nbytes: int) -> bytes:
+    """A timestep whose arrays are a block of lz4, of ``nbytes`` zeros."""
+    assert LZ4 is not None
+    return codec(FRAME).encode_timestep(0, codec(FRAME).no_timestep(), 0.0)[:24] + LZ4.compress(
+        bytes(nbytes)
+    )
+
+
+DUE = len(codec(FRAME).encode_timestep(0, codec(FRAME).no_timestep(), 0.0)) - 24
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (packed(DUE - 1), f"{DUE + 23:,} bytes, where {DUE + 24:,} are due"),
+        (packed(DUE + 1), "not compressed as agreed"),
+        (packed(DUE)[:-1], "not compressed as agreed"),
+        (packed(DUE)[:24], "not compressed as agreed"),
+        (packed(DUE) + b"\0", "not compressed as agreed"),
+    ],
+    ids=["short", "long", "cut", "none", "more"],
+)
+def test_what_does_not_decompress_to_what_is_due_is_refused(message: bytes, says: str) -> None:
+    both = codec(FRAME, compressed=LZ4)
+    both.decode_timestep(packed(DUE), 0)
+    with pytest.raises(WireError, match=says):
+        both.decode_timestep(message, 0)
+    with pytest.raises(WireError, match="bytes, where"):
+        codec(FRAME).decode_timestep(packed(DUE), 0)
+
+
+def test_a_bomb_takes_no_more_memory_than_what_is_due() -> None:
+    bomb = packed(1 << 28)
+    both = codec(ArraySpec((840, 840), np.dtype(np.uint8)), compressed=LZ4)
+    assert len(bomb) < both.max_bytes
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="not compressed as agreed"):
+            both.decode_timestep(bomb, 0)
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * both.max_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("compressed", [None, LZ4], ids=["plain", "lz4"])
+def test_random_and_damaged_messages_raise_nothing_else(
+    compressed: compression.Compression | None,
+) -> None:
     """Whatever is taken has every bit that decides about its form as it should be."""
     rng = np.random.default_rng(0)
-    both = codec()
+    both = codec({**NESTED, "frame": FRAME}, compressed=compressed)
     right = both.encode_timestep(7, random_timestep(both.spec, rng), 0.5)
     refused = 0
     for number in range(10_000):
@@ -146,7 +218,7 @@ def test_random_and_damaged_messages_raise_nothing_else() -> None:
         try:
             timestep, _ = both.decode_timestep(message, 7)
             assert timestep.first.view(np.uint8).max() <= 1
-            assert len(message) == len(right)
+            assert compressed or len(message) == len(right)
         except WireError:
             refused += 1
         try:
