@@ -116,11 +116,7 @@ def make(config: Config, slice_name: str, steps_per_core: float | None = None) -
       ConfigError: the slice is unknown, the TPU compiler is not installed, or the config or
         ``steps_per_core`` is wrong.
     """
-    if steps_per_core is not None and not 0 < steps_per_core < math.inf:
-        raise ConfigError(
-            f"steps_per_core is {steps_per_core}, but must be above 0 and finite: give the "
-            "environment's steps/s on one CPU, or leave it out"
-        )
+    assumed = _assumed(steps_per_core)
     tpu_slice = tpu_slices.parse(slice_name)
     algorithm = algorithms.of(config)
     config.validate()
@@ -130,7 +126,6 @@ def make(config: Config, slice_name: str, steps_per_core: float | None = None) -
     except ConfigError as error:
         raise ConfigError(f"{error} Meanwhile: {placement.surveyed(tpu_slice.name)}.") from error
     spec = environments.probe(environments.default_make_env(config))
-    assumed = STEPS_PER_CORE if steps_per_core is None else (steps_per_core, steps_per_core)
     machines = tuple(Machine(tpu_slice, spec.frame_skip, steps) for steps in assumed)
     ask = placement.tpu_compiler(tpu_slice)
 
@@ -169,6 +164,18 @@ def make(config: Config, slice_name: str, steps_per_core: float | None = None) -
         recommended=recommended,
         why=why,
     )
+
+
+def _assumed(steps_per_core: float | None) -> tuple[float, float]:
+    """The range of the environments' steps/s on one CPU."""
+    if steps_per_core is None:
+        return STEPS_PER_CORE
+    if not 0 < steps_per_core < math.inf:
+        raise ConfigError(
+            f"steps_per_core is {steps_per_core}, but must be above 0 and finite: give the "
+            "environment's steps/s on one CPU, or leave it out"
+        )
+    return steps_per_core, steps_per_core
 
 
 def sensible(

@@ -127,21 +127,7 @@ async def listening(
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WRONG_TOKEN)
         await handle(_Stream(context), context.peer())
 
-    server = grpc.aio.server(
-        options=[
-            *_sizes(max_bytes),
-            ("grpc.max_concurrent_streams", max_streams),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-            ("grpc.so_reuseport", 0),  # Two trainers must not share a port without a word.
-        ]
-    )
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                _SERVICE, {_METHOD: grpc.stream_stream_rpc_method_handler(serve)}
-            ),
-        )
-    )
+    server = _server(serve, max_bytes, max_streams)
     try:
         if credentials := security.of_server():
             port = server.add_secure_port(address, credentials)
@@ -159,6 +145,21 @@ async def listening(
         await server.stop(grace)
         # Events that come when the loop is closed would be lost with those for other loops.
         await asyncio.sleep(0.1)
+
+
+def _server(serve: Callable[[Any, Any], Awaitable[None]], max_bytes: int, max_streams: int) -> Any:
+    """A server of gRPC that answers each stream with ``serve``, and listens nowhere yet."""
+    server = grpc.aio.server(
+        options=[
+            *_sizes(max_bytes),
+            ("grpc.max_concurrent_streams", max_streams),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.so_reuseport", 0),  # Two trainers must not share a port without a word.
+        ]
+    )
+    methods = {_METHOD: grpc.stream_stream_rpc_method_handler(serve)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
+    return server
 
 
 @contextlib.asynccontextmanager

@@ -38,28 +38,19 @@ def start_actors(
       group: starts the actors' threads.
       activity_of: where the actor of this name notes what it is doing.
     """
-    config, exploration = parts.config, parts.exploration
+    config = parts.config
     program = ActorProgram(
         parts.agent,
         parts.spec,
         config.unroll_length,
         parts.topology.learners,
-        exploration and exploration.explore,
+        parts.exploration and parts.exploration.explore,
     )
-
-    def epsilons(number: int) -> Callable[[float], ArrayTree]:
-        if exploration is None:
-            return lambda progress: ()
-        return exploration.of_actor(number, config.envs_per_actor)
 
     def start(lane: int, slot: ParamsSlot, make_env: MakeEnv) -> None:
         # Numbered over all hosts, so that no two actors have the same random numbers.
         number = jax.process_index() * schedule.lanes + lane
-        # The first unroll is part of the seed, so that the environments of a resumed run do not
-        # repeat the episodes that the run started with.
-        seeds = np.random.SeedSequence([config.seed, number, schedule.first_unroll(lane)])
-        # 31 bits: environments in C++ take a signed 32-bit seed.
-        env_seed = int(seeds.generate_state(1)[0] >> 1)
+        env_seed = _env_seed(config.seed, number, schedule.first_unroll(lane))
         actor = Actor(
             lane=lane,
             make_env=lambda: make_env(config.envs_per_actor, env_seed),
@@ -68,7 +59,7 @@ def start_actors(
             queue=queue,
             schedule=schedule,
             key=jax.random.fold_in(jax.random.key(config.seed), number + 1),
-            exploration=epsilons(number),
+            exploration=_epsilons(parts, number),
             activity=activity_of(actor_name(lane)),
             checks_actions=parts.check is not None,
         )
@@ -77,9 +68,27 @@ def start_actors(
     lanes = iter(range(schedule.lanes))
     for slot in slots:
         # Epsilons of any actor will do: only their shape matters.
-        program.warm_up(slot.newest().params, epsilons(0)(0.0), slot.device)
+        program.warm_up(slot.newest().params, _epsilons(parts, 0)(0.0), slot.device)
         for lane in itertools.islice(lanes, config.actors_per_device):
             start(lane, slot, parts.make_env)
     for lane, slot in zip(lanes, itertools.cycle(slots), strict=False):
         assert parts.remote is not None
         start(lane, slot, parts.remote.make_env(lane))
+
+
+def _env_seed(seed: int, number: int, first_unroll: int) -> int:
+    """The seed of an actor's environments.
+
+    The first unroll is part of it, so that the environments of a resumed run do not repeat the
+    episodes that the run started with.
+    """
+    seeds = np.random.SeedSequence([seed, number, first_unroll])
+    # 31 bits: environments in C++ take a signed 32-bit seed.
+    return int(seeds.generate_state(1)[0] >> 1)
+
+
+def _epsilons(parts: Parts, number: int) -> Callable[[float], ArrayTree]:
+    """What an actor explores with, as a function of progress."""
+    if parts.exploration is None:
+        return lambda progress: ()
+    return parts.exploration.of_actor(number, parts.config.envs_per_actor)

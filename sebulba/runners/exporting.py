@@ -55,11 +55,7 @@ def export(
       ConfigError: ``run`` is not a run directory, it holds no such checkpoint, ``directory`` is not
         empty, or safetensors is missing.
     """
-    directory = Path(directory).expanduser()
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(
-            f"{directory} is there already, and nothing is overwritten: choose another directory."
-        )
+    directory = _fresh(Path(directory).expanduser())
     if format == "safetensors" and (greedy or num_envs != 1):
         raise ConfigError(
             "greedy and num_envs are for the format jax: give them to sebulba.load, which acts in "
@@ -85,6 +81,14 @@ def export(
         how = _call(restored.agent, spec, num_envs)
     card = _card(restored, name, spec, load_run(run).metrics, how)
     (directory / "README.md").write_text(card)
+
+
+def _fresh(directory: Path) -> Path:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(
+            f"{directory} is there already, and nothing is overwritten: choose another directory."
+        )
+    return directory
 
 
 def _function(restored: Restored, spec: EnvSpec, num_envs: int) -> bytes:

@@ -112,9 +112,7 @@ def train(
       algorithm: None takes the registered algorithm of the config's class.
       make_env: ``make_env(num_envs, seed)``, instead of ``config.env``. For the reference agent
         with an LSTM, the last action is added to its observations (``envs.PreviousAction``).
-      agent: instead of the reference agent. It gets the last action only if it has an attribute
-        ``observes_last_action`` that is True. Its first trajectories are checked
-        (``sebulba.check_agent``).
+      agent: instead of the reference agent. It is checked once, as by ``sebulba.check_agent``.
       optimizer: instead of ``config.optimizer``.
       topology: instead of the placement of devices that ``config`` describes.
       listen: where env-hosts connect to, if ``config.remote_lanes``.
@@ -140,12 +138,11 @@ def train(
         with distributed.refusing_together(lambda: now.set("starting", waits_for=OTHERS)):
             if refused is not None:
                 raise refused
-            topology, notes = _place(algorithm, config, topology)
+            topology, note = _place(algorithm, config, topology)
             parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer, listen)
-            parts = parts._replace(sinks=sinks)
-            notes += [parts.learner.prepare()]
+            notes = [note for note in (note, parts.learner.prepare()) if note]
         distributed.agree(config, algorithm.name, topology.layout)
-        run = _run(parts, algorithm.name, progress, [note for note in notes if note], supervision)
+        run = _run(parts._replace(sinks=sinks), algorithm.name, progress, notes, supervision)
     result = TrainResult(
         run.local_params(), run.rows(), parts.agent, parts.make_env, config, run.updates
     )
@@ -179,14 +176,13 @@ def _run(
 
 def _place(
     algorithm: Algorithm[Any], config: Config, topology: Topology | None
-) -> tuple[Topology, list[str | None]]:
+) -> tuple[Topology, str | None]:
     """The devices to use, and a line about them if there is something to say."""
-    notes: list[str | None] = []
+    note = None
     if topology is None:
         topology, note = placement.choose(config, lambda n: algorithm.fits(config, n))
-        notes.append(note)
     _check_division(algorithm, config, topology)
-    return topology, notes
+    return topology, note
 
 
 def _checked(config: Config, own_env: bool) -> tuple[Config, ConfigError | None]:
