@@ -11,7 +11,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sebulba.cli.main import main as command_line
 from sebulba.config import Config
 from sebulba.devices import cluster, tpu_slices
 from sebulba.planning import plan, tune
+from sebulba.planning.sweep import Trial
 from sebulba.remote.settings import Listen
 from sebulba.rundir import reading
 from sebulba.runners import training
@@ -100,6 +101,10 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         tpu_slices.parse(slice_name)
         raise Reached
 
+    def train_all(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
+        runs.update({trial.directory: Config() for trial in trials})
+        raise Reached
+
     def search(*_: Any) -> None:
         raise Reached
 
@@ -112,7 +117,7 @@ def commands_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("evaluation.evaluate_run", "exporting.export"):
         monkeypatch.setattr(f"sebulba.runners.{name}", of_a_run)
     monkeypatch.setattr("sebulba.rundir.run.find_runs", of_runs)
-    monkeypatch.setattr("sebulba.planning.sweep.train", search)
+    monkeypatch.setattr("sebulba.planning.sweep.train", train_all)
     monkeypatch.setattr(tune, "search", search)
     monkeypatch.setattr(plan, "make", plan_for)
     monkeypatch.setattr("sebulba.cli.pod_processes.run", lambda *args: command_line(args[-1]))

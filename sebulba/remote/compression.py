@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from sebulba.remote.handshake import short
 from sebulba.validation import ConfigError
 
 Name = Literal["none", "lz4"]
@@ -33,7 +32,8 @@ def named(name: object) -> Compression | None:
     if name == "none":
         return None
     if name != "lz4":
-        raise ConfigError(f"compress is {short(name)}: it must be none or lz4.")
+        # A stranger may have sent it: so by its repr, and cut off.
+        raise ConfigError(f"compress is {name!r:.80}: it must be none or lz4.")
     try:
         # Not at the top, since few need it.
         import lz4.block
