@@ -48,7 +48,7 @@ class R2D2Config(Config):
     """
 
     unroll_length: Count = 40
-    """T: steps of one unroll, and between the starts of overlapping sequences."""
+    """T: steps of one trajectory, and between the starts of overlapping sequences."""
     sequence_length: Count = 80
     """Steps of a replayed sequence: a multiple of unroll_length."""
     burn_in: NotNegativeInt = 40
