@@ -101,8 +101,7 @@ class CheckpointConfig(Fields):
     """When checkpoints are written, and how many are kept."""
 
     interval: Count = 1000
-    """Turns of the learner (but for R2D2: updates) between checkpoints. The end of the run writes
-    one more."""
+    """Turns (see --log-every) between checkpoints. The end of the run writes one more."""
     max_to_keep: Count = 3
     """How many checkpoints to keep: the newest ones."""
 
@@ -150,9 +149,10 @@ class Config(Fields):
     which the learner devices divide envs_per_actor. The only device of a host does both."""
     actors_per_device: NotNegativeInt = 2
     """Actor threads for each inference device. Each has its own environments on this host. 0 only
-    with remote lanes."""
+    with --remote-lanes."""
     remote_lanes: NotNegativeInt = 0
-    """More actors of each host, whose environments are on other machines: see --listen."""
+    """Remote lanes: more actors of each host, whose environments are on other machines. See
+    --listen."""
     envs_per_actor: Count = 32
     """B: environments that one actor steps together."""
     env_threads: NotNegativeInt = 0
@@ -167,14 +167,15 @@ class Config(Fields):
     them. None: 1, but for convolutions on CPUs, except R2D2's, as many as make each part fit in the
     cache."""
     queue_size: Count = 1
-    """How many finished unrolls of an actor can wait for the learner. When there are more, the
+    """How many finished trajectories of an actor can wait for the learner. When there are more, the
     actor waits."""
     policy_lag: Literal["any", "0", "1"] = "any"
-    """Which parameters an unroll is made with. any: the newest when it starts; 0: those that the
-    learner has when it takes the unroll; 1: those that it had one turn before. With 0 and 1, the
-    data do not depend on timing."""
+    """Which parameters a trajectory is made with. any: the newest when it starts; 0: those that the
+    learner has when it takes the trajectory; 1: those of one turn before, which is a round of
+    taking trajectories and learning. With 0 and 1, the data do not depend on timing."""
     log_every: Count = 50
-    """Turns of the learner (but for R2D2: updates) between two rows of metrics."""
+    """Turns between two rows of metrics. In a turn, the learner takes trajectories and makes the
+    updates that are due: one, but for R2D2."""
     stall_seconds: NotNegative = 300.0
     """End the run if nothing has moved for so long, and say what stands still; 0: never. Compiling
     may take six times as long."""

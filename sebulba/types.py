@@ -68,6 +68,18 @@ class Trajectory(NamedTuple):
     initial_state: State
 
 
+class Histogram(NamedTuple):
+    """How many values fell between two edges each.
+
+    Attributes:
+      edges: ``[N+1]``, ascending; of the counts of discrete choices, they are half-way between two.
+      counts: ``[N]``.
+    """
+
+    edges: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+
+
 class Unroll(NamedTuple):
     """One trajectory of one actor, on its way to the learner.
 
@@ -81,6 +93,7 @@ class Unroll(NamedTuple):
       seconds: how the actor spent the time since its last unroll: ``environment``, ``act``,
         ``transfer`` (to the learner devices), and waiting for ``queue`` and ``params``.
       continues: False for the first one of new environments, after those before were lost.
+      actions: which actions were taken, by a name for each of several at once.
     """
 
     lane: int
@@ -89,6 +102,7 @@ class Unroll(NamedTuple):
     episodes: Sequence[tuple[float, int]] = ()
     seconds: Mapping[str, float] = {}  # Shared by all instances, so it must stay empty.
     continues: bool = True
+    actions: Mapping[str, Histogram] = {}
 
 
 class Agent(Protocol):

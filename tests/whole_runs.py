@@ -246,19 +246,26 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def tensorboard_steps(directory: Path) -> list[int]:
-    """The steps of the events that TensorBoard shows, by its rules for runs that start again."""
-    steps: list[int] = []
-    for path in sorted((directory / "tensorboard").iterdir()):
+def tensorboard_events(directory: Path) -> list[Event]:
+    """All events in the files of TensorBoard, oldest first."""
+    events = []
+    for path in sorted((directory / "tensorboard").iterdir(), key=lambda p: p.stat().st_mtime_ns):
         data = path.read_bytes()
         while data:
             size = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + size])
+            events.append(Event.FromString(data[12 : 12 + size]))
             data = data[16 + size :]
-            if event.session_log.status == SessionLog.START:
-                steps = [step for step in steps if step < event.step]
-            elif event.HasField("summary"):
-                steps.append(event.step)
+    return events
+
+
+def tensorboard_steps(directory: Path) -> list[int]:
+    """The steps of the events that TensorBoard shows, by its rules for runs that start again."""
+    steps: list[int] = []
+    for event in tensorboard_events(directory):
+        if event.session_log.status == SessionLog.START:
+            steps = [step for step in steps if step < event.step]
+        elif event.HasField("summary"):
+            steps.append(event.step)
     return steps
 
 

@@ -29,7 +29,7 @@ class Options:
     atari_protocol: Literal["machado", "impala"] = "machado"
     """As of train."""
     envs: Count = 32
-    """Environments of each lane: --envs-per-actor of the trainer."""
+    """Environments of each lane, which is one actor of the trainer: its --envs-per-actor."""
     lanes: Count = 1
     """Lanes to serve. With two for each inference device, one steps while the other is acted on."""
     env_threads: NotNegativeInt = 0

@@ -30,8 +30,8 @@ class Options:
     seed: int = 0
     """Of environments and sampled actions."""
     checkpoint: int | Literal["best"] | None = None
-    """Name of the checkpoint: the turns behind it, or best, the one whose evaluation during
-    training was best. None: the last."""
+    """Name of the checkpoint: its number in the folder checkpoints, or best, the one whose
+    evaluation during training was best. None: the last."""
     max_steps: int | None = None
     """Agent steps after which an episode is cut off. None: as many as make 108,000 frames."""
     video: Path | None = None

@@ -24,8 +24,8 @@ class Options:
     """safetensors: parameters, config and specs, for sebulba.load. jax: one file, a function that
     needs nothing but jax."""
     checkpoint: int | Literal["best"] | None = None
-    """Name of the checkpoint: the turns behind it, or best, the one whose evaluation during
-    training was best. None: the last."""
+    """Name of the checkpoint: its number in the folder checkpoints, or best, the one whose
+    evaluation during training was best. None: the last."""
     greedy: bool = False
     """With jax: take the best action. sebulba.load has its own greedy."""
     num_envs: int = 1

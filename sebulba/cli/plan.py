@@ -30,8 +30,9 @@ class Options:
 def run(words: Sequence[str]) -> None:
     """Say what a preset would do on a Cloud TPU slice, without one.
 
-    Compiles the preset's inference step and update with the real TPU compiler, for every sensible
-    layout, and estimates what each could sustain. It needs Linux and the extra tpu, and no TPU.
+    Compiles the preset's inference step and update with the real TPU compiler, and estimates what
+    each sensible layout could sustain: in a0-l1,2,3, device 0 of each host acts, and devices 1 to 3
+    learn. It needs Linux and the extra tpu, and no TPU.
     """
     default = options.preset(words, "plan", run.__doc__)
 

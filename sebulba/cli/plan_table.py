@@ -33,6 +33,7 @@ def render(plan: Plan) -> RenderableType:
     for label in cells[0] if cells else ():
         table.add_row(label, *(column[label] for column in cells))
     lines = [
+        "Of each host's devices, those after a act, and those after l learn.",
         *(f"{row.layout} is refused: {row.refused}" for row in plan.rows if row.refused),
         *(f"{row.layout} needs {row.changes}" for row in compiled if row.changes),
         f"by itself, training takes {plan.chosen_note or plan.chosen}",

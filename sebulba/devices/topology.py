@@ -106,7 +106,7 @@ class Topology:
     def __str__(self) -> str:
         kind = self.mesh.devices.flat[0].device_kind
         hosts = f"{self.num_hosts} host{'s' if self.num_hosts > 1 else ''}"
-        return f"{self.layout} ({hosts}, {kind})"
+        return f"{self.layout} ({hosts}, {kind}; a acts, l learns)"
 
 
 def _by_host(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:

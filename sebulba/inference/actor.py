@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from sebulba.envs.contract import TimestepCheck, check_action, check_spec
+from sebulba.inference.actions import ActionCounter
 from sebulba.inference.episodes import EpisodeTracker
 from sebulba.inference.params import ParamsSlot, Versioned
 from sebulba.inference.program import ActorProgram
@@ -113,6 +114,7 @@ class Actor:
         check = TimestepCheck(self._program.spec)
         check.reset(timestep)
         episodes = EpisodeTracker(timestep)
+        actions = ActionCounter(self._program.spec.action)
         current = self._params()
         key, unroll = jax.device_put((self._key, np.int32(self._unroll)), self._slot.device)
         carry = self._program.start(current.params, key, unroll)
@@ -141,6 +143,7 @@ class Actor:
                 check.step(timestep)
                 self._steps += 1
                 episodes.update(timestep)
+                actions.update(action, timestep)
                 self._seconds["environment"] += time.perf_counter() - acted
                 self._seconds["act"] += acted - start
             start = time.perf_counter()
@@ -154,7 +157,7 @@ class Actor:
             ]
             self._seconds["transfer"] += time.perf_counter() - start
             # The parameters are read after waiting for the queue, so that they are new ones.
-            self._hand_over(moved, current.version, episodes, continues)
+            self._hand_over(moved, current.version, episodes, actions, continues)
             continues, self._checks_actions = True, False
             self._unroll += 1
             current = self._params()
@@ -164,11 +167,14 @@ class Actor:
         shards: list[Trajectory],
         version: int,
         episodes: EpisodeTracker,
+        actions: ActionCounter,
         continues: bool,
     ) -> None:
         # The wait for the queue, which is not over yet, is reported with the next unroll.
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        unroll = Unroll(self._lane, shards, version, episodes.ended(), seconds, continues)
+        unroll = Unroll(
+            self._lane, shards, version, episodes.ended(), seconds, continues, actions.taken()
+        )
         self._now.set("waiting for room in its queue")
         start = time.perf_counter()
         self._queue.put(self._lane, unroll)

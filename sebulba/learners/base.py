@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sebulba.types import Params, Trajectory, Unroll
+from sebulba.types import Histogram, Params, Trajectory, Unroll
 
 Logs = dict[str, jax.Array]
 """Scalars by name."""
@@ -82,6 +82,13 @@ class Learner(abc.ABC):
 
     def metrics(self) -> dict[str, float]:
         """More numbers for a row of metrics, about this host; they should not wait for a device."""
+        return {}
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Histograms to show beside a row of metrics in TensorBoard; only the primary host asks.
+
+        They should not wait for a device.
+        """
         return {}
 
     def save_replay(self, path: Path) -> None:

@@ -22,7 +22,7 @@ from sebulba.learners.replay.shard import Sample
 from sebulba.learners.replay.storage import Sequences, block_shapes
 from sebulba.learners.sharding import abstract, assemble, local_data
 from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
-from sebulba.types import Agent, EnvSpec, Params, State, Timestep, Trajectory, Unroll
+from sebulba.types import Agent, EnvSpec, Histogram, Params, State, Timestep, Trajectory, Unroll
 from sebulba.validation import Count, Limit, NotNegativeInt, Positive, Share, require
 
 
@@ -48,7 +48,7 @@ class R2D2Config(Config):
     """
 
     unroll_length: Count = 40
-    """T: steps of one unroll, and between the starts of overlapping sequences."""
+    """T: steps of one trajectory, and between the starts of overlapping sequences."""
     sequence_length: Count = 80
     """Steps of a replayed sequence: a multiple of unroll_length."""
     burn_in: NotNegativeInt = 40
@@ -191,6 +191,10 @@ class R2D2Learner(Learner):
     def metrics(self) -> dict[str, float]:
         """Size and use of this host's replay, and quantiles of its priorities."""
         return self.replay.metrics()
+
+    def histograms(self) -> dict[str, Histogram]:
+        """The priorities in this host's replay."""
+        return self.replay.histograms()
 
     def prepare(self) -> str:
         """Allocate the replay; says its size, and warns if it takes all steps to fill it."""

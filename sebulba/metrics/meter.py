@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sebulba.types import Unroll
+from sebulba.types import Histogram, Unroll
 from sebulba.validation import ConfigError
 
 Row = dict[str, float | int | None]
@@ -64,6 +64,9 @@ class Meter:
         for unroll in unrolls:
             self._lags.append(version - unroll.version)
             self._ended += unroll.episodes
+            for name, (edges, counts) in unroll.actions.items():
+                before = self._actions[name].counts if name in self._actions else 0
+                self._actions[name] = Histogram(edges, before + counts)
             # Actors work at the same time: the mean over them compares with the elapsed time.
             for activity, seconds in unroll.seconds.items():
                 self._seconds[_ACTOR_KEYS[activity]] += seconds / self._num_actors
@@ -84,6 +87,10 @@ class Meter:
         start = time.perf_counter()
         yield
         self._seconds[f"learner_{activity}_seconds"] += time.perf_counter() - start
+
+    def actions(self) -> dict[str, Histogram]:
+        """Which actions the unrolls of this host have, since the last row."""
+        return self._actions
 
     def row(self, update: int) -> Row:
         """Everything since the last row, over all hosts; a mean of nothing is None.
@@ -138,6 +145,7 @@ class Meter:
         self._updates = 0
         self._lags: list[int] = []
         self._ended: list[tuple[float, int]] = []
+        self._actions: dict[str, Histogram] = {}
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logs: defaultdict[str, float] = defaultdict(float)
 

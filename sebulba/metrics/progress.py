@@ -24,7 +24,7 @@ from rich.text import Text
 Row = Mapping[str, float | int | None]
 
 _MAX_WIDTH = 100
-_NAME_WIDTH = 9
+_NAME_WIDTH = 10
 _RETURN_WIDTH = 20
 _CELL_WIDTH = 25
 _BARS = "▁▂▃▄▅▆▇█"
@@ -307,13 +307,16 @@ def _panel(
     mean.pad_right(max(1, _RETURN_WIDTH - len(mean)))
     sparkline = returns.sparkline(max(1, inner - len(mean)))
     losses = [f"{k} {_number(v)}" for k, v in row.items() if not _NOT_LOSSES.match(k)]
+    heading = Text(title, "bold")
+    fits = heading.cell_len <= width - 6  # Between the corners, with a line and a space each.
     lines = Group(
+        *(() if fits else (heading,)),
         _bar(_share(row, total_steps), total_steps),
         mean.append(sparkline, "green"),
         _grid(pairs, inner // _CELL_WIDTH),
         Columns([Text(loss, "dim") for loss in losses], padding=(0, 2)),
     )
-    return Panel(lines, title=Text(title, "bold"), title_align="left", width=width)
+    return Panel(lines, title=heading if fits else None, title_align="left", width=width)
 
 
 def _bar(share: float, total_steps: int) -> Table:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sebulba.types import Histogram
+
 FILE_NAME = "metrics.jsonl"
 _GROUPS = {
     "evaluation": "^evaluation",
@@ -20,6 +22,7 @@ _GROUPS = {
     "loss": "loss$",
     "time": "seconds?$",
     "lag": "^policy_lag",
+    "action": r"^action(_\d+)?$",
 }
 
 
@@ -53,8 +56,14 @@ class MetricsWriter:
         # Only opened now, since dropping the old rows replaces the file.
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, row: Mapping[str, float | int | None]) -> None:
+    def write(
+        self,
+        row: Mapping[str, float | int | None],
+        histograms: Mapping[str, Histogram] = {},
+    ) -> None:
         """Append one row; None, NaN and infinities are stored as null.
+
+        ``histograms`` go to TensorBoard alone.
 
         Raises:
           ValueError: the row has no ``update`` or no ``steps``.
@@ -65,7 +74,7 @@ class MetricsWriter:
         tidy = {key: _tidy(value) for key, value in row.items()}
         self._file.write(json.dumps(tidy, allow_nan=False) + "\n")
         self._file.flush()
-        self._tensorboard.write(tidy)
+        self._tensorboard.write(tidy, histograms)
 
     def close(self) -> None:
         """Write what is buffered; may be called more than once."""
@@ -153,6 +162,7 @@ class _TensorBoardWriter:
         directory.mkdir(exist_ok=True)
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
+        self._histogram_proto = summary_pb2.HistogramProto
         # The suffix keeps a resume within the same second from opening the same file.
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._events: Any = EventsWriter(str(directory / "events"), suffix)
@@ -162,15 +172,35 @@ class _TensorBoardWriter:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(step=purge_steps + 1, session_log=start)
 
-    def write(self, row: Mapping[str, float | int | None]) -> None:
+    def write(
+        self, row: Mapping[str, float | int | None], histograms: Mapping[str, Histogram]
+    ) -> None:
         values = [
             self._summary.Value(tag=_tag(key), simple_value=value)
             for key, value in row.items()
             if value is not None and key != "steps"
         ]
+        values += [
+            self._summary.Value(tag=_tag(name), histo=self._histogram(histogram))
+            for name, histogram in histograms.items()
+        ]
         self._write(step=row["steps"], summary=self._summary(value=values))
         # At once: what a kill loses here, a resumed run would not repeat.
         self._events.flush()
+
+    def _histogram(self, histogram: Histogram) -> Any:
+        edges, counts = histogram
+        middles = (edges[:-1] + edges[1:]) / 2
+        # From the first edge to the last, whatever the counts, so that charts keep their axis.
+        return self._histogram_proto(
+            min=edges[0],
+            max=edges[-1],
+            num=counts.sum(),
+            sum=counts @ middles,
+            sum_squares=counts @ middles**2,
+            bucket_limit=edges[1:],
+            bucket=counts,
+        )
 
     def _write(self, **event: Any) -> None:
         self._events.write_event(self._event(wall_time=time.time(), **event))

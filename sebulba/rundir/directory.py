@@ -27,7 +27,7 @@ from sebulba.rundir.reading import (
     read_fields,
     turns_in,
 )
-from sebulba.types import Params
+from sebulba.types import Histogram, Params
 from sebulba.validation import ConfigError
 
 
@@ -198,11 +198,13 @@ class RunDirectory:
     def _open_checkpoints(self, out: Path) -> Checkpointer:
         return Checkpointer(checkpoints_in(out), self._config.checkpoint.max_to_keep)
 
-    def write(self, row: Mapping[str, float | int | None]) -> None:
-        """Write one row of metrics; only the primary host does."""
+    def write(
+        self, row: Mapping[str, float | int | None], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Write one row of metrics, and histograms for TensorBoard; only the primary host does."""
         if self._metrics is not None:
             with self._noting():
-                self._metrics.write(row)
+                self._metrics.write(row, histograms)
 
     def save(
         self, turn: int, state: Any, params: Params, counts: Counts, previous: Params | None = None

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from sebulba.runtime.activity import EVALUATION, OTHERS
 from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
-from sebulba.types import Params, Unroll
+from sebulba.types import Histogram, Params, Unroll
 
 MAX_ROWS = 10_000
 """Rows of metrics that a run keeps in memory, so that one of weeks does not fill it."""
@@ -405,6 +405,9 @@ class SebulbaRun:
         self._now.set("gathering metrics", waits_for=OTHERS)
         self._tell_news()
         lanes: Row = {} if self._remote is None else dict(self._remote.listener.metrics())
+        histograms: dict[str, Histogram] = {}
+        if distributed.is_primary():
+            histograms = {**self._meter.actions(), **self._learner.histograms()}
         row = joined(
             self._meter.row(self.updates),
             lanes,
@@ -413,13 +416,13 @@ class SebulbaRun:
             self._take_evaluation(),
         )
         self._logged_turn = self._turn
-        self._write(row, display)
+        self._write(row, display, histograms)
         memory.release()
         self._check_finite(row)
 
-    def _write(self, row: Row, display: Progress) -> None:
+    def _write(self, row: Row, display: Progress, histograms: Mapping[str, Histogram] = {}) -> None:
         self._rows.append(json.dumps(row, default=float))
-        self._directory.write(row)
+        self._directory.write(row, histograms)
         display.update(row)
         if distributed.is_primary():
             for sink in self._parts.sinks:

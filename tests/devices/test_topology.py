@@ -48,7 +48,7 @@ def test_one_host(count: int, num_inference: int | None, layout: str) -> None:
     assert topology.learners == tuple(devices[int(i)] for i in learning)
     assert tuple(topology.mesh.devices) == topology.learners
     assert topology.num_hosts == 1
-    assert str(topology) == f"{layout} (1 host, cpu)"
+    assert str(topology) == f"{layout} (1 host, cpu; a acts, l learns)"
 
 
 def test_all_devices_without_an_argument() -> None:
@@ -74,7 +74,7 @@ def test_learners_of_all_hosts_are_in_the_mesh_and_only_ours_are_ours() -> None:
     assert topology.learners == tuple(ours[1:])
     assert list(topology.mesh.devices) == ours[1:] + theirs[1:]
     assert (topology.mesh.size, topology.num_hosts) == (6, 2)
-    assert str(topology) == "a0-l1,2,3 (2 hosts, stand-in)"
+    assert str(topology) == "a0-l1,2,3 (2 hosts, stand-in; a acts, l learns)"
 
 
 def test_hosts_must_be_equal() -> None:

@@ -36,7 +36,7 @@ ROW = {
 RUN = """
 import runpy
 row = {row}
-with runpy.run_path({path!r})["Progress"](10_000, "cartpole") as progress:
+with runpy.run_path({path!r})["Progress"](10_000, {title!r}) as progress:
     progress.update(row)
     progress.message("a [note]")
     progress.update(row)
@@ -51,11 +51,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def on_a_terminal(then: str, columns: int = 100) -> tuple[str, int]:
+def on_a_terminal(then: str, columns: int = 100, title: str = "cartpole") -> tuple[str, int]:
     """What a program prints on a pseudo-terminal, and how it exits."""
     main, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN.format(row=ROW, path=display.__file__, then=then)],
+        [
+            *(sys.executable, "-c"),
+            RUN.format(row=ROW, path=display.__file__, title=title, then=then),
+        ],
         stdin=terminal,
         stdout=terminal,
         stderr=subprocess.DEVNULL,
@@ -203,9 +206,14 @@ def test_the_terminal_is_left_clean(then: str) -> None:
     ("columns", "width"), [(120, 100), (100, 100), (80, 80), (60, 60), (40, 40)]
 )
 def test_the_panel_fits_the_terminal_and_every_name_has_its_value(columns: int, width: int) -> None:
-    printed, _ = on_a_terminal("pass", columns=columns)
+    title = "vtrace-cartpole · CartPole-v1 · a0-l0 (1 host, cpu; a acts, l learns)"
+    evaluated = {"evaluation_return_mean": 487.5, "evaluation_best_return_mean": 492.25}
+    then = f"row.update({evaluated}); progress._due = 0; progress.update(row)"
+    printed, _ = on_a_terminal(then, columns, title)
     lines = plain(printed).splitlines()
     assert max(map(len, lines)) == width
+    words = " ".join("".join(lines).translate(str.maketrans("╭─╮│", "    ")).split())
+    assert title in words
     for name, value in {
         "return": "187.5",
         "length": "42",
@@ -215,6 +223,8 @@ def test_the_panel_fits_the_terminal_and_every_name_has_its_value(columns: int, 
         "elapsed": "0:01:23",
         "left": "0:00:30",
         "policy_loss": "-0.5",
+        "evaluated": "487.5",
+        "best": "492.2",
     }.items():
         assert re.search(rf"{name} +{value} ", "\n".join(lines))
 

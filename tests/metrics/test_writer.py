@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from whole_runs import tensorboard_steps
+from tensorboardX.proto.event_pb2 import SessionLog
+from whole_runs import tensorboard_events, tensorboard_steps
 
 from sebulba.metrics import writer as metrics
 from sebulba.metrics.writer import MetricsWriter
@@ -27,17 +27,6 @@ def write(directory: Path, updates: range, resume_steps: int | None = None) -> N
 
 def updates(directory: Path) -> list[int]:
     return [row["update"] for row in metrics.read(directory)]
-
-
-def events(directory: Path) -> list[Event]:
-    found = []
-    for path in sorted((directory / "tensorboard").iterdir(), key=lambda p: p.stat().st_mtime_ns):
-        data = path.read_bytes()
-        while data:
-            size = int.from_bytes(data[:8], "little")
-            found.append(Event.FromString(data[12 : 12 + size]))
-            data = data[16 + size :]
-    return found
 
 
 def test_a_row_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -136,7 +125,7 @@ def test_a_row_without_its_axes_is_refused(tmp_path: Path, missing: str) -> None
 def test_tensorboard_gets_the_same_scalars_over_steps(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, None) as writer:
         writer.write(row(3, episode_return_mean=21.5, policy_loss=0.25, entropy=float("nan")))
-    scalars = [event for event in events(tmp_path) if event.HasField("summary")]
+    scalars = [event for event in tensorboard_events(tmp_path) if event.HasField("summary")]
     assert [event.step for event in scalars] == [300]
     assert {value.tag: value.simple_value for value in scalars[0].summary.value} == {
         "training/update": 3,
@@ -148,9 +137,9 @@ def test_tensorboard_gets_the_same_scalars_over_steps(tmp_path: Path) -> None:
 def test_tensorboard_forgets_what_a_resume_repeats(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6))
     write(tmp_path, range(4, 6), resume_steps=300)
-    starts = [event for event in events(tmp_path) if event.HasField("session_log")]
+    starts = [event for event in tensorboard_events(tmp_path) if event.HasField("session_log")]
     assert [(event.step, event.session_log.status) for event in starts] == [(301, SessionLog.START)]
-    assert [event.step for event in events(tmp_path) if event.HasField("summary")] == [
+    assert [event.step for event in tensorboard_events(tmp_path) if event.HasField("summary")] == [
         *(100, 200, 300, 400, 500),
         *(400, 500),
     ]

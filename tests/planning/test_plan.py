@@ -543,6 +543,7 @@ def test_the_table_says_everything() -> None:
         "61.5 G",
         "2 M",
         "estimates",
+        "those after a act, and those after l learn",
         "a0-l1,2,3 is recommended: it is fast.",
     ):
         assert part in text, text

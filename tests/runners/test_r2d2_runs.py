@@ -13,7 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from whole_runs import HookedEnv, HookedEnvs, assert_same, hooked_learner, on, rows_of
+from whole_runs import (
+    HookedEnv,
+    HookedEnvs,
+    assert_same,
+    hooked_learner,
+    on,
+    rows_of,
+    tensorboard_events,
+)
 from whole_runs import tiny_r2d2 as tiny
 
 import sebulba
@@ -76,6 +84,17 @@ def test_metrics(changes: dict[str, Any], tmp_path: Path) -> None:
     )
     quantiles = [last[f"priority_quantile_{q}"] for q in (10, 50, 90)]
     assert quantiles == sorted(quantiles) and quantiles[0] > 0
+    # A row without histograms comes before the first unroll that completes a sequence.
+    shown: dict[str, list[Any]] = {"action/action": [], "training/priority": []}
+    for event in tensorboard_events(tmp_path / "run"):
+        for value in event.summary.value:
+            if value.HasField("histo"):
+                shown[value.tag].append(value.histo)
+    actions, priorities = shown.values()
+    assert sum(sum(histogram.bucket) for histogram in actions) == last["steps"]
+    assert actions[-1].min == -0.5 and list(actions[-1].bucket_limit) == [0.5, 1.5, 2.5]
+    assert sum(priorities[-1].bucket) == 120 and len(priorities) < len(actions) == len(rows)
+    assert priorities[-1].min == 0 and priorities[-1].max >= quantiles[-1]
     assert last["epsilon_max"] == pytest.approx(0.4)
     assert last["epsilon_min"] == pytest.approx(0.4**8)
 

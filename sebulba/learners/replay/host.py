@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -25,13 +25,15 @@ from sebulba.learners.replay.storage import (
     nbytes,
     nbytes_of_sequence,
 )
-from sebulba.types import Trajectory, Unroll
+from sebulba.types import Histogram, Trajectory, Unroll
 from sebulba.validation import ConfigError, Count, Fields, Positive, Share
 
 Errors = Callable[[Trajectory], jax.Array]
 """Absolute TD errors ``[T, B]`` of an unroll, -1 where there is none."""
 Priority = Callable[[np.ndarray], np.ndarray]
 """Priorities ``[B]`` of sequences, from their TD errors ``[S, B]``."""
+_BINS = 30
+"""Of the histogram of priorities: as many as TensorBoard draws."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,16 +240,32 @@ class HostReplay:
             "replay_size": sum(self.sizes()),
             "samples_per_insert": self.trained / max(1, self.learned_from),
         }
-        powers = np.concatenate([shard.priorities.powers for shard in self._shards])
-        powers = powers[powers > 0]
-        exponent = self._config.priority_exponent
-        # Only the powers are stored. With an exponent of 0 all of them are 1: the priorities are
-        # lost.
-        if powers.size and exponent > 0:
+        powers = self._powers()
+        if powers.size:
             for quantile in (10, 50, 90):
-                value = np.percentile(powers, quantile) ** (1 / exponent)
+                value = self._priorities_of(np.percentile(powers, quantile))
                 row[f"priority_quantile_{quantile}"] = float(value)
         return row
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Those of the priorities, if there are any."""
+        powers = self._powers()
+        if not powers.size:
+            return {}
+        counts, edges = np.histogram(powers, _BINS, (0.0, powers.max()))
+        return {"priority": Histogram(self._priorities_of(edges), counts)}
+
+    def _powers(self) -> np.ndarray:
+        """The powers of all priorities of which some are known."""
+        # Only the powers are stored. With an exponent of 0 all of them are 1: the priorities are
+        # lost.
+        if self._config.priority_exponent == 0:
+            return np.empty(0)
+        powers = np.concatenate([shard.priorities.powers for shard in self._shards])
+        return powers[powers > 0]
+
+    def _priorities_of(self, powers: Any) -> Any:
+        return powers ** (1 / self._config.priority_exponent)
 
     def save(self, path: Path) -> None:
         """Start writing everything, as it is now, to the directory ``path``.
