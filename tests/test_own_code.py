@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (sebulba.algorithms, sebulba.envs):
         monkeypatch.setattr(module, "_REGISTERED", dict(module._REGISTERED))
     yield
-    for name in ("own_algorithm", "own_environment", "own_ppo"):
+    for name in ("own_algorithm", "own_environment", "own_ppo", "own_recurrent_agent"):
         sys.modules.pop(name, None)
 
 
@@ -99,6 +100,21 @@ def test_an_own_ppo_has_the_loss_of_the_library() -> None:
     same = PPOTargets(*targets, params.value)
     library = computed(sebulba.learners.PPOLearner, sebulba.PPOConfig(**sizes), same)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), own, library)
+
+
+def test_an_own_recurrent_agent_keeps_the_rules() -> None:
+    from own_recurrent_agent import MEMORY, GRUAgent
+
+    spec = sebulba.envs.make(MEMORY.env, 1, seed=0).spec
+    config = dataclasses.replace(MEMORY, envs_per_actor=2, batch_size=2, unroll_length=3)
+    sebulba.check_agent(GRUAgent(spec, size=4), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_ppo", "own_recurrent_agent"])
+def test_an_own_ppo_and_an_own_recurrent_agent_learn(name: str) -> None:
+    mean = importlib.import_module(name).main()
+    assert mean is not None and mean > 0.9
 
 
 @pytest.mark.slow
