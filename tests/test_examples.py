@@ -34,7 +34,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_is_a_test_for_every_example() -> None:
     tested = {"atari", "cartpole", "memory", "own_parts", "sinks"}
-    in_test_own_code = {"own_algorithm", "own_environment"}
+    in_test_own_code = {"own_algorithm", "own_environment", "own_ppo", "own_recurrent_agent"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | in_test_own_code
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from env_battery import EnvBattery
 from paths import ROOT
+from whole_runs import on
 
 import sebulba
+from sebulba.learners.ppo import PPOTargets
 
 EXAMPLES = ROOT / "examples"
 
@@ -33,7 +40,7 @@ def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (sebulba.algorithms, sebulba.envs):
         monkeypatch.setattr(module, "_REGISTERED", dict(module._REGISTERED))
     yield
-    for name in ("own_algorithm", "own_environment"):
+    for name in ("own_algorithm", "own_environment", "own_ppo", "own_recurrent_agent"):
         sys.modules.pop(name, None)
 
 
@@ -54,6 +61,59 @@ def test_an_own_algorithm_solves_catch_from_python() -> None:
     import own_algorithm
 
     mean = own_algorithm.main(total_steps=60_000)
+    assert mean is not None and mean > 0.9
+
+
+def test_an_own_ppo_has_the_loss_of_the_library() -> None:
+    import own_ppo
+
+    rng, shape = np.random.default_rng(0), (6, 8)
+    # Its parameters are the outputs themselves.
+    agent: Any = SimpleNamespace(
+        initial_state=lambda batch_size: (), unroll=lambda params, *_: (params, ())
+    )
+    spec = sebulba.EnvSpec(
+        sebulba.ArraySpec((1,), np.dtype(np.float32)), sebulba.DiscreteSpec(3), shape[1]
+    )
+    action = rng.integers(3, size=shape)
+    behavior = sebulba.Behavior(np.log(rng.uniform(0.1, 1, shape)), action)
+    samples = sebulba.learners.Samples(
+        timestep=None,  # type: ignore[arg-type]
+        actor=sebulba.ActorOutput(action, behavior),
+        state=(),
+        first=rng.random(shape) < 0.3,
+        targets=(),
+    )
+    targets = tuple(rng.normal(size=(2, *shape)))
+    params = sebulba.PolicyValue(
+        jnp.asarray(rng.normal(size=(*shape, 3))), jnp.asarray(rng.normal(size=shape))
+    )
+
+    def computed(make_learner: Any, config: sebulba.Config, targets: Any) -> Any:
+        learner = make_learner(config, agent, spec, optax.identity(), on(1))
+        differentiated = jax.jit(jax.value_and_grad(learner.loss, has_aux=True))
+        (loss, logs), gradient = differentiated(params, samples._replace(targets=targets))
+        return loss, logs["clip_fraction"], gradient
+
+    sizes: dict[str, Any] = dict(unroll_length=6, envs_per_actor=8, batch_size=8)
+    own = computed(own_ppo.OwnPPOLearner, own_ppo.OwnPPOConfig(**sizes), targets)
+    same = PPOTargets(*targets, params.value)
+    library = computed(sebulba.learners.PPOLearner, sebulba.PPOConfig(**sizes), same)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), own, library)
+
+
+def test_an_own_recurrent_agent_keeps_the_rules() -> None:
+    from own_recurrent_agent import MEMORY, GRUAgent
+
+    spec = sebulba.envs.make(MEMORY.env, 1, seed=0).spec
+    config = dataclasses.replace(MEMORY, envs_per_actor=2, batch_size=2, unroll_length=3)
+    sebulba.check_agent(GRUAgent(spec, size=4), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_ppo", "own_recurrent_agent"])
+def test_an_own_ppo_and_an_own_recurrent_agent_learn(name: str) -> None:
+    mean = importlib.import_module(name).main()
     assert mean is not None and mean > 0.9
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sebulba.learners.base import Learner, Logs
-from sebulba.learners.epochs import EpochLearner
+from sebulba.learners.epochs import EpochConfig, EpochLearner, Samples, fit_minibatches
 from sebulba.learners.optimizer import make_optimizer
 from sebulba.learners.ppo import PPOLearner
 from sebulba.learners.pqn import PQNLearner
@@ -15,6 +15,7 @@ from sebulba.learners.vtrace import VTraceLearner
 
 __all__ = [
     "TRAJECTORY_AXES",
+    "EpochConfig",
     "EpochLearner",
     "Learner",
     "Logs",
@@ -22,11 +23,13 @@ __all__ = [
     "PPOLearner",
     "PQNLearner",
     "R2D2Learner",
+    "Samples",
     "SynchronizedUpdate",
     "TrainState",
     "TrajectoryLearner",
     "VTraceLearner",
     "assemble",
     "concatenate",
+    "fit_minibatches",
     "make_optimizer",
 ]
