@@ -38,6 +38,10 @@ def test_there_is_a_test_for_every_example() -> None:
     here = {"atari", "cartpole", "memory", "optuna_search", "own_parts", "sinks"}
     in_test_own_code = {"own_algorithm", "own_environment", "own_ppo", "own_recurrent_agent"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == here | in_test_own_code
+    # And a row in the table, as every notebook has.
+    table = (EXAMPLES / "README.md").read_text()
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("notebooks/*.ipynb")):
+        assert f"]({path.relative_to(EXAMPLES)}) |" in table, path
 
 
 def test_cartpole() -> None:
