@@ -29,8 +29,11 @@ copyright = author
 version = release = __version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "benchmarks/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-exclude_patterns = [".*", "build", "dist", "sebulba", "tests", "examples", "runs"]
+include_patterns = [
+    *("docs/**", "benchmarks/**", "examples/README.md"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+]
+exclude_patterns = [".*", "build", "dist", "sebulba", "tests", "runs"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]

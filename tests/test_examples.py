@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import jax
@@ -33,9 +35,13 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    tested = {"atari", "cartpole", "memory", "own_parts", "sinks"}
+    here = {"atari", "cartpole", "memory", "optuna_search", "own_parts", "sinks"}
     in_test_own_code = {"own_algorithm", "own_environment", "own_ppo", "own_recurrent_agent"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | in_test_own_code
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == here | in_test_own_code
+    # And a row in the table, as every notebook has.
+    table = (EXAMPLES / "README.md").read_text()
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("notebooks/*.ipynb")):
+        assert f"]({path.relative_to(EXAMPLES)}) |" in table, path
 
 
 def test_cartpole() -> None:
@@ -50,6 +56,32 @@ def test_memory_without_a_core_is_no_better_than_chance() -> None:
 def test_own_parts_learn_the_better_arm() -> None:
     mean = load("own_parts").main(total_steps=40_000)
     assert mean is not None and mean > 0.8
+
+
+def test_a_search_stops_a_trial_that_optuna_prunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Optuna's place, a study of one trial, which is pruned at its second row."""
+
+    class Pruned(Exception):
+        pass
+
+    def optimize(objective: Callable[[Any], float], num_trials: int) -> None:
+        with pytest.raises(Pruned):
+            objective(trial)
+
+    trial, optuna = mock.MagicMock(), mock.MagicMock(TrialPruned=Pruned)
+    trial.suggest_float.side_effect = lambda name, low, high, log: low
+    trial.should_prune.side_effect = [False, True]
+    optuna.create_study.return_value.optimize.side_effect = optimize
+    monkeypatch.setitem(sys.modules, "optuna", optuna)
+    load("optuna_search").main(num_trials=1)
+    returns, rows = zip(*(call.args for call in trial.report.call_args_list), strict=True)
+    assert rows == (1, 2) and all(-1 <= mean <= 1 for mean in returns)
+
+
+def test_a_search_without_optuna_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit, match=r"pip install optuna$"):
+        load("optuna_search")
 
 
 def test_rows_go_to_a_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ from sebulba.rundir import reading
 from sebulba.runners import training
 
 PAGES = [
-    *("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/peers.md"),
+    *("README.md", "CONTRIBUTING.md", "examples/README.md"),
+    *("benchmarks/README.md", "benchmarks/peers.md"),
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 ]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -204,14 +205,14 @@ WITHOUT_PRESET = ("env-host", "eval", "export", "plot", "pod", "runs")
 
 
 def options_there_are(capfd: pytest.CaptureFixture[str]) -> set[str]:
-    """Of our commands, by their help, and of the benchmarks."""
+    """Of our commands, by their help, and of the examples and benchmarks."""
     algorithms = ("vtrace-catch", "ppo-cartpole", "pqn-cartpole", "r2d2-catch")
     for command in (*(f"train {preset}" for preset in algorithms), "tune r2d2-catch"):
         start([*command.split(), "--help"])
     for command in ("plan vtrace-catch", "sweep vtrace-catch", *WITHOUT_PRESET):
         start([*command.split(), "--help"])
     there_are = set(re.findall(r"--[a-z][\w.-]*", capfd.readouterr().out))
-    for script in (ROOT / "benchmarks").glob("*.py"):
+    for script in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")):
         names = re.findall(r"^    (\w+): ", script.read_text(), re.MULTILINE)
         there_are |= {f"--{name.replace('_', '-')}" for name in names}
     return there_are
