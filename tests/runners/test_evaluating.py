@@ -173,7 +173,8 @@ def test_a_run_that_ends_in_an_evaluation_goes_on(how: str, code: int, tmp_path:
     assert {update: expected[update] for update in common} == pytest.approx(
         {update: again[update] for update in common}
     )
-    assert len(common) >= len(expected) - 1
+    # Both the one that was under way, and one that may have come due before the run had stopped.
+    assert len(common) >= len(expected) - 2
     assert resumed.metrics[-1]["evaluation_best_return_mean"] == max(expected.values())
 
 
