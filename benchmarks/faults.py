@@ -92,7 +92,7 @@ def logger_raises(chance: random.Random) -> float:
     patch = f"""
 from sebulba.metrics.writer import MetricsWriter
 rows = []
-def write(self, row):
+def write(self, row, histograms):
     rows.append(row)
     if len(rows) == {chance.randrange(2, 12)}: breaks()
 MetricsWriter.write = write

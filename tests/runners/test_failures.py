@@ -197,7 +197,7 @@ def test_learner_raises_at_an_update(clock: Clock, slow: bool) -> None:
 def test_metrics_cannot_be_written(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MetricsWriter, "write", lambda self, row: clock.breaks())
+    monkeypatch.setattr(MetricsWriter, "write", lambda self, *written: clock.breaks())
     with pytest.raises(Broken) as caught:
         run(tiny(total_steps=LONG, out=tmp_path / "run"))
     assert_raised_in(caught, "breaks")
