@@ -289,7 +289,8 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     if network.normalize_observations and not networks.numbers(observation):
         raise ConfigError(
             f"{env} observes no floats: there is nothing to normalize. Set "
-            "--network.no-normalize-observations; for images there is --network.pixels."
+            "network.normalize_observations to False, on the command line with "
+            "--network.no-normalize-observations; for images there is network.pixels."
         )
     for text in warnings_of_pixels(observation):
         warnings.warn(f"{env}: {text}", stacklevel=2)
@@ -301,12 +302,13 @@ def _check_pixels(
     if network.torso == "mlp" and dtype == np.uint8:
         raise ConfigError(
             f"{env} observes an image {shape}: torso mlp would take its pixels one by one, and "
-            "learn next to nothing. Set --network.torso small, shallow or deep."
+            "learn next to nothing. Set network.torso to small, shallow or deep, on the command "
+            "line with --network.torso."
         )
     if network.torso != "mlp" and network.pixels == "normalized" and dtype != np.uint8:
         raise ConfigError(
-            f"{env} observes {dtype}: only pixels of uint8 are normalized. Set --network.pixels "
-            "scaled."
+            f"{env} observes {dtype}: only pixels of uint8 are normalized. Set network.pixels to "
+            "scaled, on the command line with --network.pixels scaled."
         )
 
 
@@ -314,12 +316,13 @@ def _check_dict(network: NetworkConfig, shapes: Mapping[str, tuple[int, ...]], e
     if network.frame_stack > 1:
         raise ConfigError(
             f"{env} observes a dict {dict(shapes)}: only a single image can be stacked. Set "
-            "--network.frame-stack 1."
+            "network.frame_stack to 1, on the command line with --network.frame-stack 1."
         )
     if network.torso != "mlp" and not any(map(is_image, shapes.values())):
         raise ConfigError(
             f"{env} observes a dict {dict(shapes)}: torso {network.torso} takes images of at least "
-            "36 x 36 pixels, and none is there. Set --network.torso mlp."
+            "36 x 36 pixels, and none is there. Set network.torso to mlp, on the command line with "
+            "--network.torso mlp."
         )
 
 
@@ -328,12 +331,13 @@ def _check_image(network: NetworkConfig, shape: tuple[int, ...], env: str) -> No
     if is_image(shape) and (network.frame_stack == 1 or len(shape) == 2):
         return
     # An image with channels only has to give up stacking; anything else has to be an MLP's.
+    fields, options = "network.frame_stack to 1", "--network.frame-stack 1"
+    if not is_image(shape):
+        fields, options = f"network.torso to mlp and {fields}", f"--network.torso mlp {options}"
     raise ConfigError(
         f"{env} observes an array of shape {shape}: torso {network.torso} takes images "
-        "of at least 36 x 36 pixels, [height, width] or, with --network.frame-stack 1, "
-        "[height, width, channels]. Set "
-        + ("" if is_image(shape) else "--network.torso mlp ")
-        + "--network.frame-stack 1."
+        "of at least 36 x 36 pixels, [height, width] or, if network.frame_stack is 1, "
+        f"[height, width, channels]. Set {fields}, on the command line with {options}."
     )
 
 

@@ -258,7 +258,8 @@ class EpochLearner(Learner):
             raise ConfigError(
                 f"num_minibatches is {config.num_minibatches} with {config.num_microbatches or 1} "
                 f"microbatch(es) in each, but each of the {learners} learner device(s) gets "
-                f"{sequences} {what}: they must divide into equal parts. Set --num-minibatches."
+                f"{sequences} {what}: they must divide into equal parts. Set num_minibatches, on "
+                "the command line with --num-minibatches."
             )
         return sequences // config.num_minibatches
 

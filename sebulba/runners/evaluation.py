@@ -234,11 +234,17 @@ class Evaluator:
 
 def _check(episodes: int, seed: int, max_steps: int | None) -> None:
     if episodes < 1:
-        raise ConfigError(f"episodes is {episodes}: it must be above 0. Set it with --episodes.")
+        raise ConfigError(
+            f"episodes is {episodes}: it must be above 0. Set episodes, on the command line with "
+            "--episodes."
+        )
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed}: it must be from 0 to 2**32 - 1. Set it with --seed.")
+        raise ConfigError(
+            f"seed is {seed}: it must be from 0 to 2**32 - 1. Set seed, on the command line with "
+            "--seed."
+        )
     if max_steps is not None and max_steps < 1:
         raise ConfigError(
-            f"max_steps is {max_steps}: it must be above 0, or None for 108,000 frames. Set it "
-            "with --max-steps."
+            f"max_steps is {max_steps}: it must be above 0, or None for 108,000 frames. Set "
+            "max_steps, on the command line with --max-steps."
         )
