@@ -67,7 +67,8 @@ def _serve(given: Options) -> None:
         from sebulba.remote.env_host import EnvHost
     except ImportError as error:
         raise ConfigError(
-            f"env-host needs gRPC ({error}): pip install 'sebulba[remote]'."
+            f"env-host needs gRPC ({error}): install the extra remote, "
+            "pip install -e '.[remote]' in a clone."
         ) from error
     from sebulba import envs
     from sebulba.envs.base import cpu_cores

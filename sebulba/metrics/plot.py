@@ -72,7 +72,8 @@ def _figure(panels: int) -> Figure:
         from sebulba.metrics.figure import ShownFigure
     except ImportError as error:
         raise ConfigError(
-            f"pictures need matplotlib ({error}): pip install 'sebulba[plot]'."
+            f"pictures need matplotlib ({error}): install the extra plot, "
+            "pip install -e '.[plot]' in a clone."
         ) from error
     columns = 1 if panels == 1 else 2
     rows = -(-panels // columns)

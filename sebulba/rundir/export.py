@@ -125,6 +125,7 @@ def _safetensors() -> ModuleType:
         import safetensors.numpy
     except ImportError as error:
         raise ConfigError(
-            f"exports need safetensors ({error}): pip install 'sebulba[export]'."
+            f"exports need safetensors ({error}): install the extra export, "
+            "pip install -e '.[export]' in a clone."
         ) from error
     return safetensors.numpy

@@ -127,7 +127,8 @@ def _function(restored: Restored, spec: EnvSpec, num_envs: int) -> bytes:
         return bytes(exported.serialize())
     except ImportError as error:
         raise ConfigError(
-            f"the format jax needs flatbuffers ({error}): pip install 'sebulba[export]'."
+            f"the format jax needs flatbuffers ({error}): install the extra export, "
+            "pip install -e '.[export]' in a clone."
         ) from error
 
 
@@ -140,7 +141,7 @@ agent.reset()
 action = agent.act(observation)  # of one environment, or [B, ...] of several
 ```
 
-It is read without running any code of its own. `pip install 'sebulba[export]'`."""
+It is read without running any code of its own. sebulba needs its extra `export` for that."""
 
 
 def _call(agent: Agent, spec: EnvSpec, num_envs: int) -> str:

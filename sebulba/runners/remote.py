@@ -50,7 +50,8 @@ def make(
         from sebulba.remote.listener import Listener
     except ImportError as error:
         raise ConfigError(
-            f"remote lanes need gRPC ({error}): pip install 'sebulba[remote]'."
+            f"remote lanes need gRPC ({error}): install the extra remote, "
+            "pip install -e '.[remote]' in a clone."
         ) from error
     from sebulba.remote.handshake import facts
 

@@ -441,8 +441,9 @@ class SebulbaRun:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
             raise FloatingPointError(
                 f"the parameters are not finite by update {self.updates}: training has diverged. "
-                "Make --optimizer.learning-rate or --optimizer.max-gradient-norm smaller. All "
-                "checkpoints were written before this."
+                "Make optimizer.learning_rate or optimizer.max_gradient_norm smaller; a loss of "
+                "your own may also be infinite or NaN by itself. All checkpoints were written "
+                "before this."
             )
 
     def _epsilons(self) -> Row:

@@ -190,6 +190,7 @@ def _imageio() -> ModuleType:
         import imageio_ffmpeg  # noqa: F401  (Without it, only GIFs could be written.)
     except ImportError as error:
         raise ConfigError(
-            f"videos need imageio and its ffmpeg ({error}): pip install 'sebulba[video]'."
+            f"videos need imageio and its ffmpeg ({error}): install the extra video, "
+            "pip install -e '.[video]' in a clone."
         ) from error
     return imageio.v2

@@ -84,7 +84,7 @@ def test_unknown_metric() -> None:
 def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sebulba.metrics.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sebulba\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"install the extra plot"):
         draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["loss"])
 
 
