@@ -64,16 +64,28 @@ def show(runs: Sequence[Run], top: Path) -> None:
     names = differing(runs)
     evaluated = [_last(each, "evaluation_return_mean") for each in runs]
     more = ["evaluation"] if any(score is not None for score in evaluated) else []
-    table = Table("run", "state", "steps", "return", *more, "steps/s", "seed", *names, box=None)
+    table = Table("run", "state", "steps", "return", *more, "steps/s", "seed", box=None)
+    for column in table.columns:
+        column.no_wrap = True  # Names are typed again, and numbers compared.
     for column in table.columns[2 : 5 + len(more)]:
         column.justify = "right"
     for each, score in zip(runs, evaluated, strict=True):
         where = str(each.directory.relative_to(top.expanduser()))
-        own = [str(each.fields.get(name, "")) for name in ("seed", *names)]
         steps, mean, speed = _numbers(each)
         scores = [_shown(score) for _ in more]
-        table.add_row(where, each.state, steps, mean, *scores, speed, *own)
+        seed = str(each.fields["seed"])
+        table.add_row(where, each.state, steps, mean, *scores, speed, seed)
     output.show(table)
+    if names:
+        _show_differences(runs, names, top)
+
+
+def _show_differences(runs: Sequence[Run], names: Sequence[str], top: Path) -> None:
+    # Lines, and no columns: runs of two presets differ in a dozen fields.
+    output.write("\nThey differ in:")
+    for each in runs:
+        own = " ".join(f"{name}={each.fields[name]}" for name in names if name in each.fields)
+        output.write(f"{each.directory.relative_to(top.expanduser())}: {own}")
 
 
 def _numbers(run: Run) -> tuple[str, str, str]:

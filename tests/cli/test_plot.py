@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import assert_refused, call, fingerprint
+from command_line import assert_refused, call, fingerprint, train
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,21 @@ def test_wrong_input(
     words, says = WRONG[case]
     assert_refused(["plot", *(word.replace("RUN", str(finished)) for word in words)], says, capfd)
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_unlike_runs_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However many fields the runs differ in."""
+    names = ["a-catch-run-with-a-long-name", "a-cartpole-run-with-a-long-name"]
+    for name, preset in zip(names, ("vtrace-catch", "vtrace-cartpole"), strict=True):
+        assert train(tmp_path / name, preset=preset) == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    capfd.readouterr()
+    assert call(["runs", str(tmp_path)]) == 0
+    table, differences = capfd.readouterr().out.split("They differ in:")
+    assert all(name in table and name in differences for name in names)
+    assert "env=sebulba/Catch" in differences and "env=CartPole-v1" in differences
 
 
 def test_runs_are_listed(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
