@@ -16,6 +16,7 @@ stepped in a process of its own.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -45,7 +46,9 @@ def make(
     """
     interface, _, name = env_id.partition(":")
     if is_own(env_id):
-        found: Env = _named(env_id)(num_envs, seed, **options)
+        make_own = _named(env_id)
+        _check_options(env_id, make_own, options)
+        found: Env = make_own(num_envs, seed, **options)
         return found
     import gymnasium
 
@@ -59,6 +62,21 @@ def make(
         raise ValueError(
             f"{env_id} cannot be made with env_options {dict(options)} ({error}): install what it "
             "needs, and give each option the type that it has there."
+        ) from error
+
+
+def _check_options(env_id: str, make_own: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that a function does not take, before an error could come from inside it."""
+    try:
+        signature = inspect.signature(make_own)
+    except ValueError:  # What is written in C need not say.
+        return
+    try:
+        signature.bind(0, 0, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{env_id} cannot be made with env_options {dict(options)} ({error}): it is called "
+            f"with (num_envs, seed, **env_options), and takes {signature}."
         ) from error
 
 

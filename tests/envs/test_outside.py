@@ -10,6 +10,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import envs
+from sebulba.validation import ConfigError
 
 MODULE = """
 import gymnasium
@@ -47,6 +48,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_module_and_name(module: None) -> None:
     env = envs.make("arcade_of_mine:catch", 3, seed=0, options={"height": 7})
     assert env.spec.num_envs == 3
+
+
+def test_an_option_that_its_function_does_not_take(module: None) -> None:
+    with pytest.raises(ConfigError, match=r"'heigth'.*takes \(num_envs, seed, height=10\)"):
+        envs.make("arcade_of_mine:catch", 3, seed=0, options={"heigth": 7})
 
 
 def test_a_gymnasium_id_of_a_module_is_trained_on(module: None) -> None:
