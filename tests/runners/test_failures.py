@@ -448,7 +448,7 @@ def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> N
     config = tiny(
         total_steps=2000, out=tmp_path, log_every=10**6, checkpoint=CheckpointConfig(interval=3)
     )
-    with pytest.raises(FloatingPointError, match=r"not finite by update 9: .*learning-rate"):
+    with pytest.raises(FloatingPointError, match=r"not finite by update 9: .*learning_rate"):
         run(config, optimizer=breaks)
     saved = Checkpointer(checkpoints_in(tmp_path))
     assert saved.turns() == [3, 6]
