@@ -59,6 +59,11 @@ class Meter:
         """What a checkpoint must hold, so that a resumed run can continue counting."""
         return {"steps": self.steps, "episodes": self.episodes, "seconds": self.seconds}
 
+    def moment(self, update: int) -> dict[str, float]:
+        """How far training is, after so many updates."""
+        frames = self.steps * self._frame_skip
+        return {"update": update, "steps": self.steps, "frames": frames, "seconds": self.seconds}
+
     def add_unrolls(self, unrolls: Sequence[Unroll], version: int) -> None:
         """Count unrolls that the learner took when its parameters had ``version``."""
         for unroll in unrolls:
@@ -111,10 +116,7 @@ class Meter:
         seconds = self._gather(np.array([self._seconds[key] for key in _SECONDS])).mean(axis=0)
         self.episodes += means[0].number
         row: Row = {
-            "update": update,
-            "steps": self.steps,
-            "frames": self.steps * self._frame_skip,
-            "seconds": self.seconds,
+            **self.moment(update),
             "steps_per_second": steps_per_second,
             "frames_per_second": steps_per_second * self._frame_skip,
             "episodes": self.episodes,

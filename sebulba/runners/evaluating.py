@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ class Evaluated(NamedTuple):
 class _Job(NamedTuple):
     params: Params
     turn: int
-    moment: Mapping[str, float | int]
+    moment: Counts
 
 
 class Evaluations:
@@ -128,7 +128,7 @@ class Evaluations:
         """Whether one is under way."""
         return self._job is not None
 
-    def begin(self, params: Params, turn: int, moment: Mapping[str, float | int]) -> None:
+    def begin(self, params: Params, turn: int, moment: Counts) -> None:
         """Begin to evaluate the parameters of ``turn``.
 
         Args:
@@ -226,7 +226,7 @@ class Evaluations:
         self._now.set(f"playing its episodes, of which {ended} have ended,")
 
 
-def _row(found: Evaluation, moment: Mapping[str, float | int], seconds: float) -> Row:
+def _row(found: Evaluation, moment: Counts, seconds: float) -> Row:
     """The metrics of an evaluation that took so many ``seconds``."""
     row: Row = {f"evaluation_{name}": value for name, value in moment.items()}
     for name, value in found.summary().items():

@@ -180,6 +180,7 @@ class SebulbaRun:
                 self._publish_as(before, _local(self._previous), self._steps_at[before])
                 self._previous = None
             self._publish()
+            self._make_up_for_evaluation()
             self._now.set("starting the actors")
             actors = self._watchdog.activities.of_actor
             start_actors(self._parts, self._schedule, self._slots, self._queue, group, actors)
@@ -286,18 +287,25 @@ class SebulbaRun:
         if self._turn != self._saved_turn:
             self._save()
 
+    def _make_up_for_evaluation(self) -> None:
+        """Evaluate the checkpoint, if an evaluation was under way when it was written."""
+        self._evaluations.notice(self._meter.steps)
+        if self._evaluations.is_due():
+            self._begin_evaluation()
+
     def _begin_evaluation(self) -> None:
-        row = json.loads(self._rows[-1])
-        moment = {name: row[name] for name in ("update", "steps", "frames", "seconds")}
         # Those that the actors have: nothing donates them.
         params = self._slots[0].held(self._turn)
-        self._evaluations.begin(params, self._turn, moment)
+        self._evaluations.begin(params, self._turn, self._meter.moment(self.updates))
 
     def _wait_for_evaluation(self, poll: Callable[[], None]) -> None:
         """Wait for the one that is under way, if any, unless a host was asked to stop."""
-        while self._evaluations.is_busy() and not self._watchdog.is_asked_to_stop():
+        while self._evaluations.is_busy():
             self._now.set("waiting for the evaluation", waits_for=EVALUATION)
+            # First, since training that goes on after a signal makes evaluations that are lost.
             poll()
+            if self._watchdog.is_asked_to_stop():
+                return
             self._evaluations.wait(POLL_SECONDS)
 
     def _evaluate_last(self, display: Progress) -> None:
