@@ -31,7 +31,7 @@ from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
 from sebulba.types import Histogram, Params, Unroll
 
-MAX_ROWS = 10_000
+MAX_ROWS = 2_000
 """Rows of metrics that a run keeps in memory, so that one of weeks does not fill it."""
 
 
