@@ -45,7 +45,7 @@ class TrainResult:
 
     Attributes:
       params: the last parameters, on the first learner device.
-      metrics: the rows of ``metrics.jsonl`` that this call produced, the last 10,000 of them.
+      metrics: the rows of ``metrics.jsonl`` that this call produced, the last 2,000 of them.
       agent: acts with ``params``. Policies sample actions, Q values give the best one.
       make_env: makes the environments that ``agent`` was trained in.
       config: the config of the run.
