@@ -30,9 +30,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import faults  # noqa: F401 (Registers them, as do the next two.)
+import faults  # noqa: F401 (Registers them, as do the next four.)
 import faults_disk  # noqa: F401
 import faults_envs  # noqa: F401
+import faults_evaluation  # noqa: F401
 import faults_hosts  # noqa: F401
 import tyro
 from fault import FAULTS, Fault
