@@ -83,9 +83,9 @@ def full_disk_logging(chance: random.Random) -> float:
         + f"""
 from sebulba.metrics.writer import MetricsWriter
 kept, rows = MetricsWriter.write, []
-def write(self, row):
+def write(self, row, histograms):
     rows.append(row)
-    full() if len(rows) > {chance.randrange(2, 9)} else kept(self, row)
+    full() if len(rows) > {chance.randrange(2, 9)} else kept(self, row, histograms)
 MetricsWriter.write = write
 """
     )
