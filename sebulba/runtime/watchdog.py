@@ -178,18 +178,25 @@ class Watchdog:
     def _look(self) -> None:
         """End the run if it has stood still for too long."""
         now = time.monotonic()
-        moved = max(self.activities.learner.since, self._bytes_at)
         number = self._interrupt.signal
         if number is not None and may_end(number):
+            moved = max(self.activities.learner.since, self._bytes_at)
             if now - max(moved, self._interrupt.at) > self._grace_seconds:
                 self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
             return
-        if not self.activities.evaluation.idle:
-            moved = min(moved, self.activities.evaluation.since)
-        # The patience is asked for last, since all hosts must be asked for it.
-        limit = self._stall_seconds
-        if limit and now - moved > limit and now - moved > limit * self._patience():
-            self._stop_what_stands_still(now - moved)
+        still, limit = now - self._moved(), self._stall_seconds
+        if not limit or still <= limit:
+            return
+        # Asked for last, since all hosts must be asked for it. That takes time, in which the run
+        # may move again.
+        if still > limit * self._patience() and now - self._moved() > limit:
+            self._stop_what_stands_still(still)
+
+    def _moved(self) -> float:
+        """When the learner did something last, or the evaluation, if that is longer ago."""
+        moved = max(self.activities.learner.since, self._bytes_at)
+        evaluation = self.activities.evaluation
+        return moved if evaluation.idle else min(moved, evaluation.since)
 
     def _notice_files(self) -> None:
         before, self._bytes = self._bytes, _bytes_moved()

@@ -125,6 +125,16 @@ def test_what_moves_is_left_alone() -> None:
         mover.join()
 
 
+def test_a_run_that_moves_while_the_other_hosts_are_asked_is_left_alone() -> None:
+    class Slow(Hosts):
+        def heard(self) -> dict[int, str]:
+            dog.activities.learner.set("publishing parameters")
+            return self.said
+
+    dog = Watchdog(0.2, 60, Interrupt(), Slow({}))
+    assert not ends_within(dog, 1)
+
+
 def test_an_evaluation_that_stands_still_ends_the_run_though_the_learner_moves() -> None:
     dog = Watchdog(0.4, 60, Interrupt())
     dog.activities.evaluation.set("playing its episodes")
