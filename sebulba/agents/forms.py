@@ -36,6 +36,10 @@ def check_forms(agent: Agent, spec: EnvSpec, needs: Needs) -> None:
     """
     batch = spec.num_envs
     length = 4 if batch == 3 else 3  # Not the same number, or swapped axes would not be noticed.
+    for method in ("init", "initial_state", "act", "unroll"):
+        if not callable(getattr(agent, method, None)):
+            what = f"{method} is {getattr(agent, method, 'missing')}"
+            raise refusal(agent, what, "it must be a function, as sebulba.Agent says")
     try:
         params = jax.eval_shape(agent.init, jax.random.key(0))
         state = jax.eval_shape(lambda: agent.initial_state(batch))

@@ -73,7 +73,9 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        output.say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
+        # Without JAX's own note about tracebacks, since none is shown.
+        notes = [note for note in getattr(error, "__notes__", []) if "JAX has" not in note]
+        output.say_error("\n".join([str(error), *notes]))
         sys.exit(WRONG_INPUT)
     except (StallError, HostError) as error:
         output.say_error(str(error))

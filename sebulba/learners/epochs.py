@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from sebulba.config import Config
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Learner, Logs
+from sebulba.learners.forms import checked_loss, checked_pair
 from sebulba.learners.microbatches import fewest
 from sebulba.learners.sharding import (
     TRAJECTORY_AXES,
@@ -271,7 +272,8 @@ class EpochLearner(Learner):
             trajectory = concatenate(batch)
             timestep = trajectory.timestep
             output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)
-            targets, logs = self.targets(trajectory, output)
+            told = self.targets(trajectory, output)
+            targets, logs = checked_pair(self, "targets", told, "targets")
             measured = lax.pmean(measure(self.agent, params, timestep), LEARNER_AXIS)
             samples = Samples(
                 jax.tree.map(lambda leaf: leaf[:-1], timestep),
@@ -319,7 +321,7 @@ class EpochLearner(Learner):
     def _loss(self, params: Params, _: ArrayTree, parts: Batch) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         (samples,) = parts
-        total, logs = self.loss(params, samples)
+        total, logs = checked_loss(self, self.loss(params, samples))
         return total, LossOutput({"loss": total, **logs})
 
     def _finish_turn(

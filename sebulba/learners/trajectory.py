@@ -11,6 +11,7 @@ import optax
 
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Learner, Logs
+from sebulba.learners.forms import checked_loss
 from sebulba.learners.sharding import TRAJECTORY_AXES, abstract, assemble, concatenate
 from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
 from sebulba.types import Agent, ArrayTree, Params, Trajectory, Unroll
@@ -99,6 +100,6 @@ class TrajectoryLearner(Learner):
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         # One large batch is faster than a call for each trajectory, and its mean is the same.
         trajectory = concatenate(trajectories)
-        total, logs = self.loss(params, trajectory)
+        total, logs = checked_loss(self, self.loss(params, trajectory))
         measured = measure(self.agent, params, trajectory.timestep)
         return total, LossOutput({"loss": total, **logs}, measured=measured)

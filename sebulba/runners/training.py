@@ -16,7 +16,7 @@ from sebulba.algorithms import Algorithm
 from sebulba.config import Config, fields_from_json, flat, to_json
 from sebulba.devices import distributed, placement
 from sebulba.devices.topology import Topology
-from sebulba.learners import Learner, make_optimizer
+from sebulba.learners import EpochLearner, Learner, TrajectoryLearner, make_optimizer
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
 from sebulba.metrics.shown import METRICS, Axis
@@ -266,7 +266,13 @@ def changed_options(before: Config, after: Config) -> str:
 
 def _check_learner(learner: object) -> None:
     if not isinstance(learner, Learner):
-        raise TypeError(
+        raise ConfigError(
             f"the algorithm's make_learner returned a {type(learner).__name__}, which is not a "
             "sebulba.Learner: make it inherit from sebulba.Learner, whose other methods it needs."
+        )
+    makes_update = isinstance(learner, TrajectoryLearner | EpochLearner)
+    if makes_update and not hasattr(learner, "synchronized"):
+        raise ConfigError(
+            f"{type(learner).__name__}.__init__ has not called that of its base class, which makes "
+            "the update: begin it with super().__init__(...)."
         )

@@ -130,6 +130,10 @@ class SaysNothing(_Changed):
     change = staticmethod(lambda output: output._replace(extras=()))
 
 
+class CannotUnroll(Recurrent):
+    unroll: Any = None
+
+
 def test_a_right_agent_is_not_refused() -> None:
     sebulba.check_agent(Recurrent(), tiny())
 
@@ -150,10 +154,15 @@ def test_a_right_agent_is_not_refused() -> None:
         (RawIsAnotherAction, "by raw in the extras"),
         (Half, r"log_prob in the extras of act is float16\[4\]; it must be float32\[4\]"),
         (OneTooManyAxes, r"the action of act is int32\[4, 1\]; it must be int32\[4\]"),
+        (
+            CannotUnroll,
+            "CannotUnroll: unroll is None; it must be a function, as sebulba.Agent says",
+        ),
+        (object, "object: init is missing; it must be a function"),
         (SaysNothing, "tuple without log_prob and raw.*sebulba.Behavior"),
     ],
 )
-def test_a_wrong_agent_is_refused_with_its_rule(kind: type[Recurrent], rule: str) -> None:
+def test_a_wrong_agent_is_refused_with_its_rule(kind: Any, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         sebulba.check_agent(kind(), tiny())
 

@@ -51,10 +51,12 @@ def test_an_error_says_where_it_comes_from(
     def refuses(*_: object, **__: object) -> None:
         error = ConfigError("the environment is faulty.")
         error.add_note("in thread actor-1")
+        error.add_note("For simplicity, JAX has removed its internal frames")
         raise error
 
     monkeypatch.setattr(training, "train", refuses)
-    assert_refused(["train", "vtrace-catch"], ["is faulty.", "in thread actor-1"], capfd)
+    assert call(["train", "vtrace-catch"]) == 2
+    assert capfd.readouterr().err.endswith("is faulty.\nin thread actor-1\n")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["eval", "--help"], ["pod", "--help"]])

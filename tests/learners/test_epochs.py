@@ -149,6 +149,15 @@ def updated(config: EpochConfig, batch: Trajectory, learners: int = 1) -> tuple[
     return jax.device_get(state), {name: float(value) for name, value in logs.items()}
 
 
+@pytest.mark.parametrize("method", ["targets", "loss"])
+def test_targets_and_loss_without_logs_are_refused(method: str) -> None:
+    learner = make_learner(ppo())
+    setattr(learner, method, lambda *_: jnp.float32(0))
+    add(learner, trajectory("ppo"))
+    with pytest.raises(ConfigError, match=rf"PPOLearner\.{method} returns float32\[\]: .*{method}"):
+        learner.update(new_state(ppo()), 0.0)
+
+
 def on_host(tree: Any) -> np.ndarray[Any, Any]:
     """All numbers of a tree in one array."""
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))])

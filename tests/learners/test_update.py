@@ -14,7 +14,15 @@ import optax
 import pytest
 from unrolls import random_params, shards_of, unroll_of
 
-from sebulba import Behavior, NetworkConfig, OptimizerConfig, PolicyAgent, Topology, VTraceConfig
+from sebulba import (
+    Behavior,
+    ConfigError,
+    NetworkConfig,
+    OptimizerConfig,
+    PolicyAgent,
+    Topology,
+    VTraceConfig,
+)
 from sebulba.agents import distributions, normalization
 from sebulba.agents.networks import MOMENTS
 from sebulba.devices.compiler import inspect
@@ -101,6 +109,30 @@ def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Tra
     unrolls = [unroll_of(trajectory, topology(learners)) for trajectory in trajectories]
     assert learner.add(unrolls) == 1
     return learner.update(state, progress=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        (lambda loss, logs: loss, r"Own\.loss returns float32\[\]: .* return the loss and a dict"),
+        (lambda loss, logs: None, r"Own\.loss returns None.* Return \(loss, \{\}\) to log nothing"),
+        (lambda loss, logs: (loss, loss), r"returns \(float32\[\], float32\[\]\)"),
+        (
+            lambda loss, logs: (jnp.stack([loss, loss]), logs),
+            r"the loss is float32\[2\]; .* one num",
+        ),
+        (lambda loss, logs: (None, logs), "the loss is None; it must be one number"),
+        (lambda loss, logs: (loss, {"a": jnp.zeros(3)}), r"'a' in the logs is float32\[3\].*mean"),
+    ],
+)
+def test_a_loss_that_is_no_pair_of_a_scalar_and_logs_is_refused(changed: Any, rule: str) -> None:
+    class Own(VTraceLearner):
+        def loss(self, params: Any, trajectory: Trajectory) -> Any:
+            return changed(*super().loss(params, trajectory))
+
+    parts = PolicyAgent(CONFIG.network, SPEC, POLICY), SPEC, make_optimizer(CONFIG.optimizer)
+    with pytest.raises(ConfigError, match=rule):
+        update(Own(CONFIG, *parts, topology(1)), new_state(), 1, random_trajectory())
 
 
 @functools.cache

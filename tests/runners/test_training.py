@@ -25,6 +25,7 @@ import sebulba
 from sebulba import (
     ActorOutput,
     CheckpointConfig,
+    ConfigError,
     OptimizerConfig,
     PolicyValue,
     algorithms,
@@ -33,7 +34,7 @@ from sebulba import (
 )
 from sebulba.agents import distributions
 from sebulba.agents.reference import Behavior
-from sebulba.learners import VTraceLearner
+from sebulba.learners import PPOLearner, VTraceLearner
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.types import Env, EnvSpec, Timestep
 
@@ -283,7 +284,19 @@ class Unrelated:
 def test_a_learner_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
     make_learner: Any = Unrelated
     algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=make_learner)
-    with pytest.raises(TypeError, match=r"Unrelated.*inherit from sebulba\.Learner"):
+    with pytest.raises(ConfigError, match=r"Unrelated.*inherit from sebulba\.Learner"):
+        train(tiny(out=tmp_path / "run"), algorithm=algorithm)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [VTraceLearner, PPOLearner])
+def test_a_learner_whose_base_was_not_initialized_is_refused(kind: Any, tmp_path: Path) -> None:
+    class Forgetful(kind):
+        def __init__(self, *parts: Any) -> None:
+            self.mine = parts
+
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=Forgetful)
+    with pytest.raises(ConfigError, match=r"Forgetful\.__init__ .*super\(\)\.__init__\(\.\.\.\)"):
         train(tiny(out=tmp_path / "run"), algorithm=algorithm)
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,59 @@
+"""What a learner of the user's own returns, checked while it is traced, so training is as fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.learners.base import Learner, Logs
+from sebulba.validation import ConfigError
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, float, int)
+
+
+def checked_pair(learner: Learner, method: str, result: Any, first: str) -> tuple[Any, Logs]:
+    """What ``method`` has returned, if it is ``first`` and scalars to log.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    if not is_pair:
+        raise ConfigError(
+            f"{type(learner).__name__}.{method} returns {_in_words(result)}: it must return the "
+            f"{first} and a dict of scalars to log. Return ({first}, {{}}) to log nothing more."
+        )
+    for name, value in result[1].items():
+        _check_scalar(learner, method, f"{name!r} in the logs", value)
+    pair: tuple[Any, Logs] = result
+    return pair
+
+
+def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
+    """What ``loss`` has returned, if it is a scalar to differentiate and scalars to log.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    total, logs = checked_pair(learner, "loss", result, "loss")
+    _check_scalar(learner, "loss", "the loss", total)
+    return total, logs
+
+
+def _check_scalar(learner: Learner, method: str, name: str, value: Any) -> None:
+    if not isinstance(value, _NUMBERS) or jnp.shape(value) != ():
+        raise ConfigError(
+            f"{type(learner).__name__}.{method}: {name} is {_in_words(value)}; it must be one "
+            "number. Take the mean over all steps and environments, as jnp.mean does."
+        )
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_in_words, value))})"
+    if isinstance(value, _NUMBERS):
+        return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+    return "None" if value is None else f"a {type(value).__name__}"
