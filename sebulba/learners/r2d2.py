@@ -206,7 +206,8 @@ class R2D2Learner(Learner):
         return (
             f"{line}\ntotal_steps is {total:,}, but learning starts after about "
             f"{start:,}, once the replay holds min_size sequences: little will be learned. "
-            "Raise --total-steps or lower --replay.min-size."
+            "Raise total_steps, on the command line with --total-steps, or lower replay.min_size, "
+            "with --replay.min-size."
         )
 
     def lower(self, state: R2D2State, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:

@@ -36,13 +36,14 @@ def make(
         if address is not None:
             raise ConfigError(
                 f"listen is {address!r}, and remote_lanes is 0: nobody could connect. Set "
-                "--remote-lanes too, or neither."
+                "remote_lanes too, on the command line with --remote-lanes, or neither."
             )
         return None
     if listen is None or address is None:
         raise ConfigError(
             f"remote_lanes is {config.remote_lanes}, and there is no address to connect to. Set "
-            "--listen HOST:PORT, or --remote-lanes 0."
+            "listen to HOST:PORT, on the command line with --listen HOST:PORT, or remote_lanes to "
+            "0, with --remote-lanes 0."
         )
     _check(config, listen)
     try:
@@ -83,5 +84,5 @@ def _check(config: Config, listen: Listen) -> None:
         listen,
         "min_lanes",
         listen.min_lanes <= config.remote_lanes,
-        f"must be at most the {config.remote_lanes} of --remote-lanes",
+        f"must be at most remote_lanes, which is {config.remote_lanes}",
     )

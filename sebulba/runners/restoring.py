@@ -89,7 +89,8 @@ def _choose(directory: Path, checkpoint: Checkpoint) -> int:
         if not numbers:
             raise ConfigError(
                 f"{directory} holds no best checkpoint: no evaluation during training has ended. "
-                "Leave out --checkpoint, or train with --evaluation.interval."
+                "Leave out checkpoint, or set evaluation.interval in training, on the command line "
+                "with --evaluation.interval."
             )
         return numbers[-1]
     turns = checkpoint_turns(directory)
@@ -97,7 +98,7 @@ def _choose(directory: Path, checkpoint: Checkpoint) -> int:
     if turn not in turns:
         raise ConfigError(
             f"{directory} holds no checkpoint {turn}: it must be one of {turns}, or best. Set "
-            "--checkpoint."
+            "checkpoint, on the command line with --checkpoint."
         )
     return turn
 
@@ -117,15 +118,19 @@ def _read(directory: Path, checkpoint: Checkpoint, shapes: Params) -> tuple[Para
                 raise ConfigError(f"{error}: {_remedy(directory, checkpoint, name)}.") from error
     raise ConfigError(
         f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
-        "read: wait until it has ended, or let it keep more with --checkpoint.max-to-keep."
+        "read: wait until it has ended, or let it keep more. Set checkpoint.max_to_keep, on the "
+        "command line with --checkpoint.max-to-keep."
     )
 
 
 def _remedy(directory: Path, checkpoint: Checkpoint, name: int) -> str:
     """What to do where a checkpoint is damaged."""
     if checkpoint == "best":
-        return "leave out --checkpoint, which takes the newest"
+        return "leave out checkpoint, and the newest is taken"
     older = [turn for turn in checkpoint_turns(directory) if turn < name]
     if not older:
         return "there is no older one"
-    return f"an older one is there: --checkpoint {older[-1]}"
+    return (
+        f"an older one is there. Set checkpoint to {older[-1]}, on the command line with "
+        f"--checkpoint {older[-1]}"
+    )

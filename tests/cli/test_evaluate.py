@@ -15,7 +15,10 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "no episodes": (["RUN", "--episodes", "0"], ["episodes is 0", "above 0"]),
     "wrong seed": (["RUN", "--seed", "-1"], ["seed is -1", "--seed"]),
     "unknown option": (["RUN", "--episode", "3"], ["--episode", "Perhaps you meant", "--episodes"]),
-    "no best checkpoint": (["RUN", "--checkpoint", "best"], ["no best checkpoint"]),
+    "no best checkpoint": (
+        ["RUN", "--checkpoint", "best"],
+        ["no best checkpoint", "Leave out checkpoint"],
+    ),
     "no steps": (["RUN", "--max-steps", "0"], ["max_steps is 0", "--max-steps"]),
     "unknown checkpoint": (["RUN", "--checkpoint", "1"], ["no checkpoint 1", "one of ["]),
     "two runs": (["RUN", "RUN"], ["RUN"]),

@@ -243,12 +243,16 @@ def test_learning_starts_with_as_many_lanes_as_are_asked_for(
 @pytest.mark.parametrize(
     ("changed", "listen", "says"),
     [
-        ({"remote_lanes": 1}, Listen(), "remote_lanes is 1, and there is no address"),
+        ({"remote_lanes": 1}, Listen(), "no address .* Set listen to HOST:PORT, on the command"),
         ({"remote_lanes": 1}, None, "remote_lanes is 1, and there is no address"),
-        ({}, Listen(listen="127.0.0.1:1"), "remote_lanes is 0: nobody could connect"),
+        ({}, Listen(listen="127.0.0.1:1"), "nobody could connect. Set remote_lanes too, on"),
         ({"remote_lanes": 1}, Listen(listen="0.0.0.0:1"), "needs a certificate and a token"),
         ({"remote_lanes": 1}, Listen(listen="port"), "must be HOST:PORT"),
-        ({"remote_lanes": 1}, Listen(listen="127.0.0.1:1", min_lanes=2), "at most the 1 of"),
+        (
+            {"remote_lanes": 1},
+            Listen(listen="127.0.0.1:1", min_lanes=2),
+            "at most remote_lanes, which is 1",
+        ),
         ({"remote_lanes": 1}, Listen(listen="127.0.0.1:1", step_seconds=0), "--step-seconds"),
         ({"actors_per_device": 0}, None, "must be above 0 without --remote-lanes"),
     ],

@@ -279,7 +279,8 @@ def test_an_evaluation_names_the_checkpoints_that_are_left(tmp_path: Path) -> No
     for path in (checkpoints_in(tmp_path) / str(newest) / "arrays").glob("params.*"):
         shutil.rmtree(path)
     with pytest.raises(
-        ConfigError, match=rf"checkpoint {newest} .*is damaged.*--checkpoint {older[-1]}"
+        ConfigError,
+        match=rf"checkpoint {newest} .*is damaged.*Set checkpoint to {older[-1]}, on the com",
     ):
         sebulba.evaluate_run(tmp_path, 1)
 

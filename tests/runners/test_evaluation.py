@@ -221,7 +221,9 @@ def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
     config = tiny(out=tmp_path, checkpoint=CheckpointConfig(interval=3))
     sebulba.train(config, progress=False, topology=on(1))
     assert sebulba.evaluate_run(tmp_path, 3, checkpoint=6).update == 6
-    with pytest.raises(ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*--check"):
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*Set checkpoint, on"
+    ):
         sebulba.evaluate_run(tmp_path, 3, checkpoint=4)
 
 

@@ -37,8 +37,8 @@ def check_memory(
     line = f"replay takes {_gib(needed)} of {where}"
     if free is not None and needed > free:
         raise ConfigError(
-            f"the {line}, but only {_gib(free)} are free: make --replay.capacity smaller, or "
-            "change --replay.storage."
+            f"the {line}, but only {_gib(free)} are free. Set replay.capacity to less, on the "
+            "command line with --replay.capacity, or change replay.storage, with --replay.storage."
         )
     return line if free is None else f"{line} ({_gib(free)} free)"
 

@@ -123,8 +123,9 @@ class HostReplay:
             return max(inspect(program).hbm for program, _ in self.upkeep().programs)
         except Refused as refused:
             raise ConfigError(
-                f"the replay does not fit on a learner device ({refused}): make --replay.capacity "
-                "smaller, or change --replay.storage."
+                f"the replay does not fit on a learner device ({refused}). Set replay.capacity to "
+                "less, on the command line with --replay.capacity, or change replay.storage, with "
+                "--replay.storage."
             ) from refused
 
     def upkeep(self) -> Upkeep:

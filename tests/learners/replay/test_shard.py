@@ -376,7 +376,7 @@ def test_memory_that_is_not_there_is_refused(kind: str, monkeypatch: pytest.Monk
     large = make_replay(kind, capacity=unrolls * 2 * B)
     # On a device with the padding of the rows.
     size = r"1\.00" if kind == "host" else r"[2-9]\.\d\d"
-    refused = rf"takes {size} GiB .*0\.50 GiB are free.*--replay\.capacity"
+    refused = rf"takes {size} GiB .*0\.50 GiB are free\. Set replay\.capacity to less"
     with pytest.raises(ConfigError, match=refused):
         large.allocate()
     small = make_replay(kind)
@@ -395,7 +395,7 @@ def test_a_replay_that_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> 
         raise Refused("19.65G of 15.75G hbm")
 
     monkeypatch.setattr(host, "inspect", refuse)
-    with pytest.raises(ConfigError, match=r"not fit .*19\.65G of 15\.75G.*--replay\.capacity"):
+    with pytest.raises(ConfigError, match=r"not fit .*19\.65G of 15\.75G.*Set replay\.capacity"):
         make_replay("device").allocate()
     make_replay("host").allocate()
 
