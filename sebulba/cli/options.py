@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
 import itertools
@@ -57,7 +58,16 @@ def choose(
     """The one of ``choices`` (and what each is) that ``words`` begin with.
 
     All of them are printed, and the program ends, where help is asked for or there are no words.
+
+    Raises:
+      ConfigError: it is none of them; the message says which is close.
     """
+    if words and words[0] not in {*choices, *_HELP}:
+        close = difflib.get_close_matches(words[0], choices, 1)
+        hint = f"did you mean {close[0]}?" if close else f"see: {prog} --help."
+        raise ConfigError(
+            f"{prog} {words[0]} is unknown: it must be one of {', '.join(choices)}; {hint}"
+        )
     app = tyro.extras.SubcommandApp()
     for name, text in choices.items():
         app.command(name=name, help=text)(functools.partial(_chosen, name))

@@ -25,13 +25,13 @@ def test_help_lists_the_commands(
     assert "Find the fastest setting of a preset on this machine" in output
 
 
-@pytest.mark.parametrize("word", ["trian", "--train"])
-def test_unknown_command(word: str, capfd: pytest.CaptureFixture[str]) -> None:
-    says = [
-        f"Unrecognized options: {word}",
-        "train, eval, presets, tune, sweep, pod, plan, runs, plot, export",
-    ]
-    assert_refused([word], says, capfd)
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("trian", "mean train?"), ("--train", "mean train?"), ("x", "see: sebulba --help.")],
+)
+def test_unknown_command(word: str, hint: str, capfd: pytest.CaptureFixture[str]) -> None:
+    commands = "train, eval, presets, tune, sweep, pod, plan, runs, plot, export"
+    assert_refused([word], [f"sebulba {word} is unknown", commands, hint], capfd)
 
 
 def test_an_interrupt_says_how_to_go_on(
