@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POINTS = 200
-"""Where the curves of a group are compared: as many places as one can see."""
+"""Where the curves of a group are compared, at most: as many places as one can see."""
+_SPARSE = 30
+"""Lines of at most so many points have a mark at each: one alone would not be seen."""
 
 
 class Curves(NamedTuple):
@@ -107,14 +109,25 @@ def _draw_group(axes: Axes, color: str, name: str, members: Sequence[np.ndarray]
     if not members:
         return
     if len(members) == 1:
-        axes.plot(*members[0], color=color, label=name, linewidth=1.5)
+        _draw_line(axes, color, name, *members[0])
         return
-    at = np.linspace(
-        max(points[0, 0] for points in members), min(points[0, -1] for points in members), _POINTS
-    )
+    at = _shared_places([points[0] for points in members])
     values = np.stack([np.interp(at, *points) for points in members])
     axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, lw=0)
-    axes.plot(at, values.mean(axis=0), color=color, label=name, linewidth=1.5)
+    _draw_line(axes, color, name, at, values.mean(axis=0))
+
+
+def _shared_places(places: Sequence[np.ndarray]) -> np.ndarray:
+    """Where to compare curves with points at ``places``: there, if these are few."""
+    start, end = max(each[0] for each in places), min(each[-1] for each in places)
+    every = np.unique(np.concatenate(places))
+    within = every[(start <= every) & (every <= end)]
+    return within if len(within) <= _POINTS else np.linspace(start, end, _POINTS)
+
+
+def _draw_line(axes: Axes, color: str, name: str, at: np.ndarray, values: np.ndarray) -> None:
+    marker = "." if len(at) <= _SPARSE else ""
+    axes.plot(at, values, color=color, label=name, linewidth=1.5, marker=marker)
 
 
 def _add_legend(figure: Figure, sizes: Mapping[str, int]) -> None:

@@ -56,6 +56,7 @@ def test_a_group_is_its_mean_from_lowest_to_highest() -> None:
     figure = draw(runs, ["loss"])
     at, mean = line(figure)
     assert (at[0], at[-1]) == (100, 300)
+    assert at.size == 4  # Where any of them has a point.
     rising = (at - 100) / 100
     np.testing.assert_allclose(mean, (rising + 4 + 2) / 3)
     lowest, highest = band(figure)
@@ -74,6 +75,16 @@ def test_a_panel_for_each_metric() -> None:
     figure = draw(runs, ["loss", "entropy"])
     assert [axes.get_title() for axes in figure.axes] == ["loss", "entropy"]
     assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+
+
+@pytest.mark.parametrize(("points", "marker"), [(1, "."), (30, "."), (31, ""), (400, "")])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_points_have_marks(points: int, marker: str, seeds: int) -> None:
+    values: list[float | None] = [1.0] * points
+    figure = draw([Curves("one", rows(values, range(points)))] * seeds, ["loss"])
+    (drawn,) = figure.axes[0].lines
+    assert drawn.get_marker() == marker
+    assert len(drawn.get_xdata()) == (points if seeds == 1 else min(points, 200))
 
 
 def test_unknown_metric() -> None:
