@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sebulba.config import Config
-from sebulba.rundir.reading import CONFIG
+from sebulba.config import Config, fields_from_json, flat, to_json
+from sebulba.rundir.reading import CONFIG, read_fields
 from sebulba.rundir.run import load_run
 from sebulba.validation import ConfigError
 
@@ -23,7 +23,7 @@ class Trial:
     """One training of a sweep.
 
     Attributes:
-      directory: its run directory, named after what is particular to it.
+      directory: its run directory, named after its seed and the fields that are varied.
       words: the options of ``sebulba train``, with the preset as the first word.
       total_steps: agent steps after which it is complete.
     """
@@ -67,23 +67,41 @@ def trials(
       parse: the config of a preset and the options of ``sebulba train``.
 
     Raises:
-      ConfigError: a config is not valid, or two trials are the same.
+      ConfigError: a config is not valid, two trials are the same, or the directory of one is of a
+        training with other settings.
     """
     found = []
     for values in itertools.product(*axes.values()):
         setting = dict(zip(axes, values, strict=True))
         for seed in seeds:
-            named = {**{name.lstrip("-"): value for name, value in setting.items()}, "seed": seed}
-            name = ",".join(f"{key}={value}" for key, value in named.items()).replace("/", "-")
+            varied = [(name.lstrip("-"), setting[name]) for name in axes if len(axes[name]) > 1]
+            pairs = [f"{name}={value}" for name, value in (*varied, ("seed", seed))]
+            name = ",".join(pairs).replace("/", "-")
             words = [word for pair in setting.items() for word in pair]
             every = (preset, *others, *words, "--seed", str(seed))
             config = parse(every)
             config.validate()
+            _check_begun(out / name, config)
             found.append(Trial(out / name, every, config.total_steps))
     names = [trial.directory.name for trial in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{', '.join(twice)} would be trained twice: give each value once.")
     return found
+
+
+def _check_begun(directory: Path, config: Config) -> None:
+    """Refuse a directory of another sweep: its name only says what is varied."""
+    if not (directory / CONFIG).is_file():
+        return
+    begun = flat(read_fields(directory)[1])
+    now = flat(fields_from_json(to_json(config, ""))[1])
+    names = begun.keys() & now.keys() - {"seed", "out", "resume", "total_steps"}
+    if other := sorted(name for name in names if begun[name] != now[name]):
+        were = ", ".join(f"{name} {begun[name]!r}, and not {now[name]!r}" for name in other)
+        raise ConfigError(
+            f"{directory} was begun with {were}: a sweep of other settings needs a directory of "
+            "its own. Give another --out."
+        )
 
 
 def train(found: Sequence[Trial], say: Callable[[str], None]) -> list[Trial]:

@@ -13,7 +13,9 @@ import pytest
 from command_line import assert_refused, call
 from whole_runs import tiny
 
+from sebulba.config import to_json
 from sebulba.planning import sweep
+from sebulba.validation import ConfigError
 
 SETTINGS = ["--optimizer.learning-rate", "1e-3", "2e-3"]
 SHORT = ["--total-steps", "200", "--network.hidden-sizes", "8"]
@@ -76,6 +78,21 @@ def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
     trial.directory.mkdir()
     (trial.directory / "config.json").write_text('{"algorithm": "vtrace", "total_steps": 200}')
     assert trial.command()[-1] == "--resume"
+
+
+def test_names_say_what_is_varied_and_nothing_else_may_differ(tmp_path: Path) -> None:
+    def trials(discount: str) -> list[sweep.Trial]:
+        axes = {"--discount": [discount], "--env": ["a:b/c", "d"]}
+        config = tiny(discount=float(discount))
+        return sweep.trials("vtrace-catch", tmp_path, [0], axes, (), lambda words: config)
+
+    found = trials("0.9")
+    assert [trial.directory.name for trial in found] == ["env=a:b-c,seed=0", "env=d,seed=0"]
+    found[0].directory.mkdir()
+    (found[0].directory / "config.json").write_text(to_json(tiny(discount=0.9), "vtrace"))
+    assert trials("0.9") == found
+    with pytest.raises(ConfigError, match=r"env=a.* discount 0\.9, and not 0\.8:.*another --out"):
+        trials("0.8")
 
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
