@@ -94,6 +94,7 @@ class Evaluations:
         self._due_at = self._written_at = int(counts.get("evaluation_steps", 0))
         self._begun_for = self._due_at
         self._is_due = False
+        self._skipped = 0
         self.turn: int | None = None
 
     def __enter__(self) -> Evaluations:
@@ -117,6 +118,9 @@ class Evaluations:
         interval = self._config.evaluation.interval
         if not interval or steps // interval == self._due_at // interval:
             return False
+        # One for each interval that has passed is due; the last of them takes the others' place.
+        passed = steps // interval - self._due_at // interval
+        self._skipped += passed - 1 + self._is_due
         self._due_at, self._is_due = steps, True
         return True
 
@@ -165,8 +169,9 @@ class Evaluations:
         if ended is None:
             return None
         self._written_at = self._begun_for
-        waited, self._waited = self._waited, 0.0
-        return ended._replace(row={**ended.row, "evaluation_wait_seconds": waited})
+        told = {"evaluation_wait_seconds": self._waited, "evaluation_skipped": self._skipped}
+        self._waited, self._skipped = 0.0, 0
+        return ended._replace(row={**ended.row, **told})
 
     def _wake(self) -> None:
         with self._changed:
