@@ -259,8 +259,8 @@ def devices(tpu_slice: Slice) -> list[jax.Device]:
         import libtpu  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "libtpu, the TPU compiler, is not installed: install it with: pip install "
-            "'sebulba[tpu]' (Linux on x86-64; it needs no TPU)."
+            f"libtpu, the TPU compiler, is missing ({error}): install the extra tpu, "
+            "pip install -e '.[tpu]' in a clone (Linux on x86-64; it needs no TPU)."
         ) from error
     description = topologies.get_topology_desc(
         platform="tpu",

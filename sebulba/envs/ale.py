@@ -11,6 +11,7 @@ import numpy as np
 from sebulba.envs import atari
 from sebulba.envs.base import check_num_envs, unknown
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
+from sebulba.validation import ConfigError
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +50,7 @@ class AleEnv:
       atari_protocol: ``"machado"`` or ``"impala"``.
 
     Raises:
-      ImportError: the package ale-py is missing.
+      ConfigError: the package ale-py is missing.
       ValueError: the game or an option is unknown, or an argument is out of range.
     """
 
@@ -62,8 +63,13 @@ class AleEnv:
         options: Mapping[str, Any] | None = None,
         atari_protocol: str = "machado",
     ) -> None:
-        from ale_py import AtariVectorEnv, roms
-
+        try:
+            from ale_py import AtariVectorEnv, roms
+        except ImportError as error:
+            raise ConfigError(
+                f"ale:{game} needs ale-py ({error}): install the extra ale, "
+                "pip install -e '.[ale]' in a clone."
+            ) from error
         check_num_envs(num_envs)
         if seed < 0 or num_threads < 0:
             raise ValueError(

@@ -39,8 +39,8 @@ def named(name: object) -> Compression | None:
         import lz4.block
     except ImportError as error:
         raise ConfigError(
-            f"compress is lz4, whose package is missing ({error}): pip install lz4, or set "
-            "--compress none."
+            f"compress is lz4, whose package is missing ({error}): pip install lz4, which is in "
+            "the extra remote, or set compress to none, on the command line with --compress none."
         ) from error
 
     def compress(body: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -90,13 +89,6 @@ def test_few_points_have_marks(points: int, marker: str, seeds: int) -> None:
 def test_unknown_metric() -> None:
     with pytest.raises(ConfigError, match=r"no run has the metric 'los': .*'loss'"):
         draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["los"])
-
-
-def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "sebulba.metrics.figure", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"install the extra plot"):
-        draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["loss"])
 
 
 def test_a_notebook_shows_it_once_and_without_pyplot() -> None:

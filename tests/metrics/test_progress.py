@@ -97,11 +97,18 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_remote_lanes_are_shown_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
-    row = ROW | {"remote_lanes": 3, "remote_lane_0_reconnections": 1}
+def test_remote_lanes_and_evaluations_are_shown_where_there_are_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    of_lanes = {"remote_lanes": 3, "remote_lane_0_reconnections": 1}
+    row = ROW | {"evaluation_return_mean": 487.5, "evaluation_skipped": 2} | of_lanes
     with Progress(10_000, "cartpole") as progress:
         progress.update(row)
-    assert capsys.readouterr().out.splitlines()[1].endswith("lag 1.25  remote lanes 3")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[1]
+        .endswith("lag 1.25  evaluation 487.5  remote lanes 3")
+    )
     printed, _ = on_a_terminal(f"progress.update({row})")
     assert "3 lanes" in plain(printed) and "reconnections" not in plain(printed)
 

@@ -104,9 +104,3 @@ def test_live_plot_takes_its_time(shown: list[Any]) -> None:
     plot = sebulba.LivePlot(seconds=1e6)
     sebulba.train(tiny(), topology=on(1), sinks=[plot], progress=False)
     assert len(shown) == 2, "the first row, and all rows at the end"
-
-
-def test_live_plot_is_for_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "IPython.display", None)
-    with pytest.raises(sebulba.ConfigError, match="pip install ipython"):
-        sebulba.LivePlot()

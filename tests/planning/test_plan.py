@@ -430,7 +430,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_the_compiler_the_survey_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(ConfigError, match=r"sebulba\[tpu\].*v5e-16 accepts a0-l1,2,3"):
+    with pytest.raises(ConfigError, match=r"the extra tpu.*v5e-16 accepts a0-l1,2,3"):
         plan.make(presets.get("vtrace-catch"), "v5e-16")
 
 

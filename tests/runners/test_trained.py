@@ -191,12 +191,17 @@ def test_what_cannot_be_exported(catch: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "agent").exists()
 
 
-def test_missing_safetensors_is_named(
-    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("format", "package"), [("safetensors", "safetensors.numpy"), ("jax", "flatbuffers")]
+)
+def test_a_missing_package_is_named(
+    format: Any, package: str, catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    # It may have been imported before.
+    monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"install the extra export"):
-        sebulba.export(catch, tmp_path / "agent")
+        sebulba.export(catch, tmp_path / "agent", format=format)
     assert not (tmp_path / "agent").exists()
 
 
