@@ -335,6 +335,21 @@ class Varied(Wrong):
         return Timestep(timestep.observation, 0 * ones, ones, first)
 
 
+class MostlyAtTheLimit(Wrong):
+    """Most episodes terminate after five steps, and the others before."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        super().__init__(num_envs, seed)
+        self.rng, self.count = np.random.default_rng(seed), np.full(num_envs, 5)
+
+    def changed(self, timestep: Timestep) -> Timestep:
+        first = self.count == 5
+        self.count = np.where(first, 0, self.count + 1)
+        self.count[(self.rng.uniform(size=3) < 0.05) & ~first] = 5
+        ones = np.ones(3, np.float32)
+        return Timestep(timestep.observation, 0 * ones, (self.count < 5) * ones, first)
+
+
 class RoundTrip(Wrong):
     """It starts and ends with zeros, rightly."""
 
@@ -347,6 +362,7 @@ class RoundTrip(Wrong):
 
 DOUBTFUL: dict[Callable[..., Any], str] = {
     Catch: "100% of the episodes .* after exactly 9 steps. If that is a time limit",
+    MostlyAtTheLimit: r"8\d% of the episodes that terminated .* after exactly 5 steps",
     NeverTerminates: "All 90 episodes ended after 9 steps with a discount of 1.*must be 0 there",
     Varied: "episodes ended at different lengths with a discount of 1",
     OtherEachTime: "same seed and the same actions differ on reset",
