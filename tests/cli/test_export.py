@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from command_line import assert_refused, call, fingerprint
+
+from sebulba.rundir.reading import best_in, checkpoints_in
 
 FILES = {"safetensors": {"agent.json", "params.safetensors"}, "jax": {"agent.jax"}}
 
@@ -22,6 +25,17 @@ def test_an_agent_is_written(
     card = (out / "README.md").read_text()
     assert "sebulba/Catch" in card and "return in training" in card
     assert fingerprint(finished) == before
+
+
+def test_the_best_checkpoint_is_exported_and_filmed(finished: Path, tmp_path: Path) -> None:
+    run, agent, video = (tmp_path / name for name in ("run", "agent", "video.gif"))
+    shutil.copytree(finished, run)
+    checkpoints_in(run).rename(best_in(run))  # There is no other.
+    best = ["--checkpoint", "best"]
+    assert call(["export", str(run), str(agent), *best]) == 0
+    assert (agent / "params.safetensors").is_file()
+    assert call(["eval", str(run), "--episodes", "1", "--video", str(video), *best]) == 0
+    assert video.read_bytes().startswith(b"GIF")
 
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
