@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,16 +21,16 @@ def checked_pair(learner: Learner, method: str, result: Any, first: str) -> tupl
     Raises:
       ConfigError: it is something else.
     """
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    if not is_pair:
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if not is_pair or not isinstance(result[1], Mapping):
         raise ConfigError(
             f"{type(learner).__name__}.{method} returns {_in_words(result)}: it must return the "
             f"{first} and a dict of scalars to log. Return ({first}, {{}}) to log nothing more."
         )
     for name, value in result[1].items():
         _check_scalar(learner, method, f"{name!r} in the logs", value)
-    pair: tuple[Any, Logs] = result
-    return pair
+    value, logs = result
+    return value, dict(logs)
 
 
 def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
@@ -52,7 +53,7 @@ def _check_scalar(learner: Learner, method: str, name: str, value: Any) -> None:
 
 
 def _in_words(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"({', '.join(map(_in_words, value))})"
     if isinstance(value, _NUMBERS):
         return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
