@@ -95,6 +95,9 @@ def test_it_is_drawn_without_other_hosts(site: Path, pages: dict[Path, Page]) ->
     # Equations are drawn: nothing of them is left as text.
     text = (site / "docs" / "algorithms.html").read_text()
     assert text.count("<svg ") > 50 and r"\frac" not in re.sub(r"<svg [^>]*>", "", text)
+    # On a phone too, where a page of 390 pixels has so many for an equation.
+    widths = re.findall(r'class="equation"><svg [^>]*\bwidth="([\d.]+)', text)
+    assert len(widths) > 20 and max(map(float, widths)) <= 320
 
 
 def test_all_public_names_are_there(site: Path) -> None:
