@@ -46,7 +46,9 @@ def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") ->
     try:
         distribution = distributions.make(spec.action, config.network.squash)
     except ValueError as error:
-        raise ConfigError(f"{error} (--network.squash)") from error
+        raise ConfigError(
+            f"{error} Set network.squash, on the command line with --network.squash."
+        ) from error
     return PolicyAgent(config.network, spec, distribution, greedy=acts == "greedily")
 
 

@@ -110,7 +110,8 @@ def maker(
                 raise ConfigError(str(error)) from error
             raise ConfigError(
                 f"{env_id} cannot be made with env_options {options} ({error}): each must have the "
-                "type that the environment wants. Set them with --env-options."
+                "type that the environment wants. Set env_options, on the command line with "
+                "--env-options."
             ) from error
 
     return make_env

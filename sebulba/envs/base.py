@@ -87,7 +87,7 @@ def warnings_of_pixels(observation: Any) -> list[str]:
     return [
         f"The observation{path} is {told.shape[0]:,} bytes in a row, as of an image that was made "
         "flat: an MLP learns very slowly from those. Return the image as it is, [height, width, "
-        "channels], and set --network.torso small, shallow or deep."
+        "channels], and set network.torso to small, shallow or deep."
         for path, told in named_arrays(observation)
         if len(told.shape) == 1 and told.dtype == np.uint8 and told.shape[0] >= 1000
     ]

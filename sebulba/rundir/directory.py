@@ -75,7 +75,9 @@ class RunDirectory:
         self._last_saved: int | None = None  # While there may be replays that are older.
         if config.out is None:
             if config.resume:
-                raise ConfigError("resume needs a run directory: name it with --out DIR.")
+                raise ConfigError(
+                    "resume needs a run directory: set out, on the command line with --out."
+                )
             return
         # If anything below raises, ``undo`` gives back the lock; if not, ``pop_all`` keeps it.
         with _writable(config.out), contextlib.ExitStack() as undo:
@@ -140,8 +142,8 @@ class RunDirectory:
             self._damaged.append(turn)
             errors.append(error or "another host cannot read it")
         raise ConfigError(
-            f"{errors[0]}, and there is no older one that can be read: train again in another "
-            "--out."
+            f"{errors[0]}, and there is no older one that can be read: train again, with out set "
+            "to another directory, on the command line with --out."
         )
 
     @property
@@ -327,16 +329,17 @@ def _writable(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write to the run directory {directory} ({error.strerror or error}): choose "
-            "another with --out."
+            f"cannot write to the run directory {directory} ({error.strerror or error}): set out "
+            "to another, on the command line with --out."
         ) from error
 
 
 def _check_empty(directory: Path) -> None:
     if any(path.name != LOCK_NAME for path in directory.iterdir()):
         raise ConfigError(
-            f"the run directory {directory} is not empty: nothing in it is overwritten. Choose "
-            "another --out, or go on from its last checkpoint with --resume."
+            f"the run directory {directory} is not empty: nothing in it is overwritten. Set out "
+            "to another, on the command line with --out, or resume from its last checkpoint, with "
+            "--resume."
         )
 
 

@@ -94,5 +94,6 @@ def _open_locked(directory: Path) -> int:
 
 def _taken(directory: Path) -> ConfigError:
     return ConfigError(
-        f"another run is writing to {directory}: wait until it has ended, or choose another --out."
+        f"another run is writing to {directory}: wait until it has ended, or set out to "
+        "another directory, on the command line with --out."
     )

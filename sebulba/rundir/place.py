@@ -34,8 +34,8 @@ def check_renames(directory: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"{directory} is in a file system that does not rename directories ({error.strerror}), "
-            "as a checkpoint needs when it is complete. Choose another --out; of mounted buckets, "
-            "those with a hierarchical namespace work."
+            "as a checkpoint needs when it is complete. Set out to a directory elsewhere, on the "
+            "command line with --out; of mounted buckets, those with a hierarchical namespace work."
         ) from error
     finally:
         shutil.rmtree(before, ignore_errors=True)
@@ -64,8 +64,8 @@ def check_shared(directory: Path) -> None:
         raise ConfigError(
             f"host(s) {blind.tolist()} do not see what host 0 writes to the run directory "
             f"{directory} (here {directory.absolute()}): each host writes its part of a checkpoint "
-            "there. Name a place that all hosts reach, such as NFS, with --out, and start all of "
-            "them again."
+            "there. Set out to a place that all hosts reach, such as NFS, on the command line with "
+            "--out, and start all of them again."
         )
 
 

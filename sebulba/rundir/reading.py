@@ -62,7 +62,7 @@ def read_fields(directory: Path) -> tuple[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(
             f"{directory} is not a run directory: it has no config.json. Give the directory "
-            "that --out named when training."
+            "that training had as its out, on the command line --out."
         )
     try:
         return fields_from_json(path.read_text())
@@ -122,8 +122,8 @@ def check_resumable(config: Config, algorithm: str) -> None:
         if before[name] != now[name]:
             raise ConfigError(
                 f"{config.out} was trained with {name} = {before[name]}, not {now[name]}: a "
-                "resumed run keeps its network, environment and optimizer. Drop that option, or "
-                "train in another --out."
+                "resumed run keeps its network, environment and optimizer. Leave it as it "
+                "was, or set out to another directory, on the command line with --out."
             )
     checkpoint_turns(config.out)
 
@@ -149,7 +149,7 @@ def check_unfinished(checkpoints: Checkpointer, config: Config) -> None:
         if steps >= config.total_steps:
             raise ConfigError(
                 f"total_steps is {config.total_steps}, but the run in {config.out} has done "
-                f"{steps:.0f} steps: there is nothing to resume. Set a larger total with "
-                "--total-steps."
+                f"{steps:.0f} steps: there is nothing to resume. Set total_steps to "
+                "more, on the command line with --total-steps."
             )
         return

@@ -184,7 +184,8 @@ def aggregate(
         if score is None:
             raise ConfigError(
                 f"the run with the seed {run.fields.get('seed')} in {run.fields.get('env')} has no "
-                f"{metric}: leave it out, train with --evaluation.interval, or name another metric."
+                f"{metric}: leave it out, name another metric, or set evaluation.interval in "
+                "training, on the command line with --evaluation.interval."
             )
         games = groups.setdefault(_label(run, names), {})
         games.setdefault(str(run.fields.get("env")), []).append(score)

@@ -149,7 +149,7 @@ BAD_COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resume without a directory": (
         ["train", "vtrace-catch", "--resume"],
-        ["resume needs a run directory", "--out"],
+        ["resume needs a run directory", "set out, on the command line with --out"],
     ),
     "directory below a file": (
         ["train", "vtrace-catch", *TINY, "--out", "/dev/null/run"],
@@ -189,7 +189,7 @@ BAD_WITH_RUN: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resume with another environment": (
         ["train", "vtrace-catch", "--out", "RUN", "--resume", "--env", "sebulba/Memory"],
-        ["env = sebulba/Catch", "sebulba/Memory", "another --out"],
+        ["env = sebulba/Catch", "sebulba/Memory", "set out to another"],
     ),
     "resume with another preset": (
         ["train", "vtrace-cartpole", "--out", "RUN", "--resume"],
@@ -197,7 +197,7 @@ BAD_WITH_RUN: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resume with another optimizer": (
         ["train", "vtrace-catch", "--out", "RUN", "--resume", "--optimizer.name", "rmsprop"],
-        ["optimizer.name = adam", "rmsprop", "Drop that option", "another --out"],
+        ["optimizer.name = adam", "rmsprop", "Leave it as it was", "set out to another"],
     ),
     "resume of a finished run": (
         ["train", "vtrace-catch", "--out", "RUN", "--resume"],
