@@ -112,6 +112,8 @@ def _read(directory: Path, checkpoint: Checkpoint, shapes: Params) -> tuple[Para
             with Checkpointer(folder) as checkpoints:
                 params = checkpoints.restore_params(name, shapes)
                 return params, int(checkpoints.counts(name)["updates"])
+        except FileNotFoundError:
+            continue  # A run in progress has removed one while Orbax looked for what there is.
         except DamagedError as error:
             # A run in progress removes an older one while it is read, once there is a newer one.
             if _choose(directory, checkpoint) == name:
