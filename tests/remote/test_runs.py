@@ -20,11 +20,11 @@ from remote_parts import HostProcess, HostThread, Numbered
 from whole_runs import HookedLearner, on, rows_of, tiny, tiny_r2d2
 
 import sebulba
-from sebulba import Algorithm, Config, algorithms
+from sebulba import Algorithm, Config, PolicyAgent, algorithms, distributions
 from sebulba.learners.replay.host import HostReplay
 from sebulba.remote.lanes import LaneError
 from sebulba.remote.settings import Listen
-from sebulba.types import MakeEnv, Unroll
+from sebulba.types import MakeEnv, Timestep, Unroll
 from sebulba.validation import ConfigError
 
 NUMBERED = "remote_parts:Numbered"
@@ -208,6 +208,33 @@ def test_the_loss_of_a_lane_ends_a_run_that_is_told_so(address: str) -> None:
             listen=Listen(listen=address, lost_lane="end"),
             progress=False,
         )
+
+
+class Own(PolicyAgent):
+    """An agent of one's own, which says another probability than that of its action."""
+
+    def act(self, params: Any, key: Any, timestep: Timestep, state: Any) -> Any:
+        output, state = super().act(params, key, timestep, state)
+        behavior: Any = output.extras
+        extras = behavior._replace(log_prob=behavior.log_prob - 1)
+        return output._replace(extras=extras), state
+
+
+def test_an_agent_of_ones_own_is_checked_in_remote_lanes_too(address: str) -> None:
+    config = tiny(total_steps=100_000, remote_lanes=2, actors_per_device=0)
+    agent = Own(config.network, sebulba.envs.Catch(1, 0).spec, distributions.Categorical(3))
+    host = host_of(config, address)
+    try:
+        with pytest.raises(ConfigError, match=r"1 apart in lane \d, step \d, environment \d"):
+            sebulba.train(
+                config,
+                agent=agent,
+                topology=on(1),
+                listen=Listen(listen=address),
+                progress=False,
+            )
+    finally:
+        host.stop()
 
 
 @pytest.mark.slow
