@@ -91,7 +91,8 @@ class Evaluations:
         self._best: float | None = None
         # Agent steps when an evaluation was last due, and when the last one was due whose results
         # are in a row: a resumed run makes up for one that was under way.
-        self._due_at = self._written_at = int(counts.get("evaluation_steps", 0))
+        steps = counts.get("evaluation_steps", counts.get("steps", 0))
+        self._due_at = self._written_at = int(steps)
         self._begun_for = self._due_at
         self._is_due = False
         self._skipped = 0
@@ -109,9 +110,16 @@ class Evaluations:
         """Take over what was saved with the best parameters before."""
         self._best = None if best is None else best[SCORE]
 
-    def count(self) -> Counts:
-        """What a checkpoint must hold."""
-        return {"evaluation_steps": self._written_at} if self._config.evaluation.interval else {}
+    def count(self, is_last: bool) -> Counts:
+        """What a checkpoint must hold; the parameters of the last one are always evaluated."""
+        if not self._config.evaluation.interval:
+            return {}
+        return {"evaluation_steps": self._due_at if is_last else self._written_at}
+
+    def make_up(self, steps: int) -> None:
+        """Notice, at the start of a resumed run, that one was due which is in no row."""
+        self.notice(steps)
+        self._skipped = 0  # The interval may be another one.
 
     def notice(self, steps: int) -> bool:
         """Whether an evaluation has come due after ``steps`` agent steps: the same on all hosts."""

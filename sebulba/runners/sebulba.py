@@ -70,6 +70,7 @@ class SebulbaRun:
             lanes, parts.unrolls_per_turn, self._turn, config.policy_lag, oldest
         )
         self._meter = Meter(parts.spec.frame_skip, lanes, distributed.gather, counts)
+        self._moment = self._meter.moment(self.updates)  # Of the last row.
         self._queue: TrajectoryQueue[Unroll] = TrajectoryQueue(lanes, config.queue_size)
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt, self._watchdog = supervision
@@ -289,14 +290,14 @@ class SebulbaRun:
 
     def _make_up_for_evaluation(self) -> None:
         """Evaluate the checkpoint, if an evaluation was under way when it was written."""
-        self._evaluations.notice(self._meter.steps)
+        self._evaluations.make_up(self._meter.steps)
         if self._evaluations.is_due():
             self._begin_evaluation()
 
     def _begin_evaluation(self) -> None:
         # Those that the actors have: nothing donates them.
         params = self._slots[0].held(self._turn)
-        self._evaluations.begin(params, self._turn, self._meter.moment(self.updates))
+        self._evaluations.begin(params, self._turn, self._moment)
 
     def _wait_for_evaluation(self, poll: Callable[[], None]) -> None:
         """Wait for the one that is under way, if any, unless a host was asked to stop."""
@@ -424,6 +425,7 @@ class SebulbaRun:
             self._take_evaluation(),
         )
         self._logged_turn = self._turn
+        self._moment = {name: row[name] or 0 for name in self._moment}
         self._write(row, display, histograms)
         memory.release()
         self._check_finite(row)
@@ -466,7 +468,8 @@ class SebulbaRun:
         # With a lag of 1, a resumed run begins with the version before, and explores as it did.
         before = {"steps_before": self._steps_at[self._turn - 1]}
         counts = {"updates": self.updates, **before, **self._meter.count()}
-        counts |= self._evaluations.count()
+        is_last = self._meter.steps >= self._config.total_steps
+        counts |= self._evaluations.count(is_last)
         params = self._learner.params(self._state)
         replay = self._directory.save(
             self._turn, self._state, params, counts, self._params_before()

@@ -70,6 +70,25 @@ def test_evaluation_changes_nothing_and_depends_on_seed_and_version_alone(tmp_pa
     )
     assert (again.update, again.returns.mean()) == (best, found[best])
     assert sebulba.load(tmp_path, checkpoint="best", make_env=envs.Catch).act(np.zeros((10, 5))) < 3
+    # When the complete run goes on, what has been evaluated is not evaluated again.
+    longer = train(tiny_evaluated(out=tmp_path, resume=True, total_steps=300))
+    made = [row["evaluation_steps"] for row in rows_of(tmp_path) if "evaluation_steps" in row]
+    assert made == sorted(set(made)) and made[-1] == longer.metrics[-1]["steps"]
+
+
+def test_a_run_that_is_resumed_with_evaluations_has_left_none_out(tmp_path: Path) -> None:
+    train(tiny(policy_lag="1", out=tmp_path))
+    result = train(tiny_evaluated(out=tmp_path, resume=True, total_steps=300))
+    found = [row for row in result.metrics if "evaluation_update" in row]
+    assert found[0]["evaluation_steps"] > 200 and found[0]["evaluation_skipped"] == 0
+
+
+def test_the_last_evaluation_is_of_the_moment_of_the_last_row() -> None:
+    """Though it waits for the one before: plots over time draw it there."""
+    evaluation = EvaluationConfig(interval=190, episodes=EPISODES)
+    config = tiny(evaluation=evaluation)
+    last = train(config, lambda num_envs, seed: Slow(num_envs, seed)).metrics[-1]
+    assert last["evaluation_seconds"] == last["seconds"]
 
 
 class Slow(envs.Catch):
