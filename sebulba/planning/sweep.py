@@ -16,6 +16,11 @@ from sebulba.rundir.run import load_run
 from sebulba.validation import ConfigError
 
 LOG = "output.txt"
+_FREE = (
+    *("preset", "seed", "out", "resume", "total_steps", "log_every", "env_threads"),
+    *("stall_seconds", "grace_seconds", "checkpoint.", "evaluation."),
+)
+"""Fields, or what they begin with, that change nothing about what is learned in each step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Trial:
     """One training of a sweep.
 
     Attributes:
-      directory: its run directory, named after its seed and the fields that are varied.
+      directory: its run directory, named after what is particular to it.
       words: the options of ``sebulba train``, with the preset as the first word.
       total_steps: agent steps after which it is complete.
     """
@@ -74,9 +79,9 @@ def trials(
     for values in itertools.product(*axes.values()):
         setting = dict(zip(axes, values, strict=True))
         for seed in seeds:
-            varied = [(name.lstrip("-"), setting[name]) for name in axes if len(axes[name]) > 1]
-            pairs = [f"{name}={value}" for name, value in (*varied, ("seed", seed))]
-            name = ",".join(pairs).replace("/", "-")
+            # Also those with one value: a sweep may get more of them later.
+            named = {**{name.lstrip("-"): value for name, value in setting.items()}, "seed": seed}
+            name = ",".join(f"{key}={value}" for key, value in named.items()).replace("/", "-")
             words = [word for pair in setting.items() for word in pair]
             every = (preset, *others, *words, "--seed", str(seed))
             config = parse(every)
@@ -90,17 +95,17 @@ def trials(
 
 
 def _check_begun(directory: Path, config: Config) -> None:
-    """Refuse a directory of another sweep: its name only says what is varied."""
+    """Refuse a directory of another sweep: its name does not say what is the same for all."""
     if not (directory / CONFIG).is_file():
         return
     begun = flat(read_fields(directory)[1])
     now = flat(fields_from_json(to_json(config, ""))[1])
-    names = begun.keys() & now.keys() - {"seed", "out", "resume", "total_steps"}
-    if other := sorted(name for name in names if begun[name] != now[name]):
+    names = sorted(name for name in begun.keys() & now.keys() if not name.startswith(_FREE))
+    if other := [name for name in names if begun[name] != now[name]]:
         were = ", ".join(f"{name} {begun[name]!r}, and not {now[name]!r}" for name in other)
         raise ConfigError(
-            f"{directory} was begun with {were}: a sweep of other settings needs a directory of "
-            "its own. Give another --out."
+            f"{directory} is of a training with {were}: a sweep of other settings needs a "
+            "directory of its own. Give another --out."
         )
 
 

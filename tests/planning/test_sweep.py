@@ -13,7 +13,7 @@ import pytest
 from command_line import assert_refused, call
 from whole_runs import tiny
 
-from sebulba.config import to_json
+from sebulba.config import CheckpointConfig, to_json
 from sebulba.planning import sweep
 from sebulba.validation import ConfigError
 
@@ -80,19 +80,23 @@ def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
     assert trial.command()[-1] == "--resume"
 
 
-def test_names_say_what_is_varied_and_nothing_else_may_differ(tmp_path: Path) -> None:
-    def trials(discount: str) -> list[sweep.Trial]:
-        axes = {"--discount": [discount], "--env": ["a:b/c", "d"]}
-        config = tiny(discount=float(discount))
-        return sweep.trials("vtrace-catch", tmp_path, [0], axes, (), lambda words: config)
+def test_a_sweep_may_grow_but_its_directories_are_not_taken_for_those_of_another(
+    tmp_path: Path,
+) -> None:
+    def trials(*envs: str, **changes: Any) -> list[sweep.Trial]:
+        return sweep.trials(
+            "vtrace-catch", tmp_path, [0], {"--env": envs}, (), lambda words: tiny(**changes)
+        )
 
-    found = trials("0.9")
-    assert [trial.directory.name for trial in found] == ["env=a:b-c,seed=0", "env=d,seed=0"]
-    found[0].directory.mkdir()
-    (found[0].directory / "config.json").write_text(to_json(tiny(discount=0.9), "vtrace"))
-    assert trials("0.9") == found
+    (found,) = trials("a:b/c", discount=0.9)
+    assert found.directory.name == "env=a:b-c,seed=0"
+    found.directory.mkdir()
+    (found.directory / "config.json").write_text(to_json(tiny(discount=0.9), "vtrace"))
+    assert trials("a:b/c", "d", discount=0.9)[0] == found
+    saving = CheckpointConfig(interval=7)
+    trials("a:b/c", discount=0.9, stall_seconds=900.0, log_every=7, checkpoint=saving)
     with pytest.raises(ConfigError, match=r"env=a.* discount 0\.9, and not 0\.8:.*another --out"):
-        trials("0.8")
+        trials("a:b/c", discount=0.8)
 
 
 WRONG: dict[str, tuple[list[str], list[str]]] = {
