@@ -121,6 +121,8 @@ def _shared_places(places: Sequence[np.ndarray]) -> np.ndarray:
     """Where to compare curves with points at ``places``: there, if these are few."""
     start, end = max(each[0] for each in places), min(each[-1] for each in places)
     every = np.unique(np.concatenate(places))
+    if start > end:  # As where each has one point: a curve stays at its first and its last value.
+        return every
     within = every[(start <= every) & (every <= end)]
     return within if len(within) <= _POINTS else np.linspace(start, end, _POINTS)
 

@@ -86,6 +86,13 @@ def test_few_points_have_marks(points: int, marker: str, seeds: int) -> None:
     assert len(drawn.get_xdata()) == (points if seeds == 1 else min(points, 200))
 
 
+def test_seeds_with_one_point_each_are_drawn_though_these_are_apart() -> None:
+    curves = [Curves("one", rows([value], [int(value)])) for value in (3.0, 7.0)]
+    figure = draw(curves, ["loss"])
+    (drawn,) = figure.axes[0].lines
+    assert list(drawn.get_xdata()) == [3, 7] and list(drawn.get_ydata()) == [5, 5]
+
+
 def test_unknown_metric() -> None:
     with pytest.raises(ConfigError, match=r"no run has the metric 'los': .*'loss'"):
         draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["los"])
