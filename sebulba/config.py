@@ -212,7 +212,7 @@ class Config(Fields):
             self,
             "actors_per_device",
             self.actors_per_device + self.remote_lanes > 0,
-            "must be above 0 without --remote-lanes",
+            "must be above 0 without remote_lanes, which --remote-lanes sets",
         )
         for name in ("channels", "num_blocks"):
             default = getattr(NetworkConfig(), name)

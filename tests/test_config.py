@@ -50,7 +50,7 @@ ABOVE_0 = "must be a finite number above 0"
 REFUSED = [
     *((name, value, WHOLE) for name in ("total_steps", "queue_size") for value in (0, -1, 1.5)),
     ("actors_per_device", -1, "must be a whole number, 0 or more"),
-    ("actors_per_device", 0, "must be above 0 without --remote-lanes"),
+    ("actors_per_device", 0, "must be above 0 without remote_lanes"),
     ("remote_lanes", -1, "must be a whole number, 0 or more"),
     ("envs_per_actor", 0, WHOLE),
     ("unroll_length", 0, WHOLE),

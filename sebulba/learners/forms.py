@@ -45,11 +45,18 @@ def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
 
 
 def _check_scalar(learner: Learner, method: str, name: str, value: Any) -> None:
-    if not isinstance(value, _NUMBERS) or jnp.shape(value) != ():
-        raise ConfigError(
-            f"{type(learner).__name__}.{method}: {name} is {_in_words(value)}; it must be one "
-            "number. Take the mean over all steps and environments, as jnp.mean does."
-        )
+    is_array = isinstance(value, _NUMBERS)
+    if is_array and jnp.shape(value) == ():
+        return
+    remedy = (
+        "Take the mean over all steps and environments, as jnp.mean does"
+        if is_array
+        else "Return the number, or an array without axes"
+    )
+    raise ConfigError(
+        f"{type(learner).__name__}.{method}: {name} is {_in_words(value)}; it must be one number. "
+        f"{remedy}."
+    )
 
 
 def _in_words(value: Any) -> str:

@@ -205,8 +205,8 @@ class RemoteEnv:
         except EnvsLost as error:
             if self._ends_run:
                 raise LaneError(
-                    f"{error}. With --lost-lane wait, the run would have waited for another one; "
-                    "go on with --resume."
+                    f"{error}. With lost_lane wait, or --lost-lane wait, the run would have waited "
+                    "for another one. Go on with resume, on the command line with --resume."
                 ) from error
             raise
 

@@ -253,7 +253,8 @@ class RunDirectory:
         if out is not None and not (out / CONFIG).exists():
             raise FileNotFoundError(
                 f"the run directory {out} has no {CONFIG} any more: it was removed or moved while "
-                "the run wrote to it. Put it back and go on with --resume, or start again."
+                "the run wrote to it. Put it back and go on with resume, on the command line with "
+                "--resume, or start again."
             )
 
     def check(self) -> None:
@@ -306,7 +307,8 @@ class RunDirectory:
         except Exception as error:
             error.add_note(
                 f"while writing to the run directory {self._config.out}: its complete checkpoints "
-                "stay. Make room there, and go on from the newest with --resume."
+                "stay. If it is full, make room there. Go on from the newest with resume, on the "
+                "command line with --resume."
             )
             raise
 

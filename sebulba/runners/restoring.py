@@ -106,14 +106,15 @@ def _choose(directory: Path, checkpoint: Checkpoint) -> int:
 def _read(directory: Path, checkpoint: Checkpoint, shapes: Params) -> tuple[Params, int]:
     """The parameters of a checkpoint, and the updates behind them."""
     folder = (best_in if checkpoint == "best" else checkpoints_in)(directory)
+    removed: FileNotFoundError | None = None
     for _ in range(_READS):
         name = _choose(directory, checkpoint)
         try:
             with Checkpointer(folder) as checkpoints:
                 params = checkpoints.restore_params(name, shapes)
                 return params, int(checkpoints.counts(name)["updates"])
-        except FileNotFoundError:
-            continue  # A run in progress has removed one while Orbax looked for what there is.
+        except FileNotFoundError as error:
+            removed = error  # By a run in progress, while Orbax looked for what there is.
         except DamagedError as error:
             # A run in progress removes an older one while it is read, once there is a newer one.
             if _choose(directory, checkpoint) == name:
@@ -122,7 +123,7 @@ def _read(directory: Path, checkpoint: Checkpoint, shapes: Params) -> tuple[Para
         f"a run in progress has removed each of {_READS} checkpoints in {directory} while it was "
         "read: wait until it has ended, or let it keep more. Set checkpoint.max_to_keep, on the "
         "command line with --checkpoint.max-to-keep."
-    )
+    ) from removed
 
 
 def _remedy(directory: Path, checkpoint: Checkpoint, name: int) -> str:

@@ -250,8 +250,9 @@ def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topolog
             f"envs_per_actor {config.envs_per_actor} and batch_size {config.batch_size}, in "
             f"{config.num_microbatches or 1} microbatch(es), do not divide over the {learners} "
             f"learner devices of {topology.layout}: each takes an equal part, also of every "
-            f"minibatch of PPO and PQN. Set {changes}, or num_inference_devices so that the "
-            "learners divide them, on the command line with --num-inference-devices."
+            f"minibatch of PPO and PQN. Set these fields as {changes} would, or "
+            "num_inference_devices so that the learners divide them, on the command line with "
+            "--num-inference-devices."
         )
 
 
@@ -270,8 +271,8 @@ def _check_learner(learner: object) -> None:
             f"the algorithm's make_learner returned a {type(learner).__name__}, which is not a "
             "sebulba.Learner: make it inherit from sebulba.Learner, whose other methods it needs."
         )
-    makes_update = isinstance(learner, TrajectoryLearner | EpochLearner)
-    if makes_update and not hasattr(learner, "synchronized"):
+    is_of = type(learner).update in (TrajectoryLearner.update, EpochLearner.update)
+    if is_of and not hasattr(learner, "synchronized"):
         raise ConfigError(
             f"{type(learner).__name__}.__init__ has not called that of its base class, which makes "
             "the update: begin it with super().__init__(...)."

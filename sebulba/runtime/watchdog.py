@@ -223,7 +223,10 @@ class Watchdog:
     def _stop_what_stands_still(self, seconds: float) -> None:
         stood = f"nothing has moved for {seconds:.0f} s: {self._culprit()}"
         _print(f"{stood}\n{self.activities.describe()}\nThe stacks of all threads:\n{_stacks()}")
-        remedy = "If that may take so long, set --stall-seconds to more (0: no limit)."
+        remedy = (
+            "If that may take so long, set stall_seconds to more, on the command line with "
+            "--stall-seconds (0: no limit)."
+        )
         self._stop(StallError(f"{stood}. {remedy}"))
 
     def _culprit(self) -> str:

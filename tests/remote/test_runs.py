@@ -281,7 +281,7 @@ def test_learning_starts_with_as_many_lanes_as_are_asked_for(
             "at most remote_lanes, which is 1",
         ),
         ({"remote_lanes": 1}, Listen(listen="127.0.0.1:1", step_seconds=0), "--step-seconds"),
-        ({"actors_per_device": 0}, None, "must be above 0 without --remote-lanes"),
+        ({"actors_per_device": 0}, None, "must be above 0 without remote_lanes"),
     ],
 )
 def test_what_cannot_work_is_refused(
