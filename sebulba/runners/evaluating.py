@@ -208,7 +208,7 @@ class Evaluations:
         seeds = np.random.SeedSequence(self._config.seed, spawn_key=(job.turn,))
         # 31 bits: environments in C++ take a signed 32-bit seed.
         seed = int(seeds.generate_state(1)[0] >> 1)
-        self._now.set("making its environments")
+        self._now.set("starting its environments")
         try:
             found = self._evaluator.evaluate(
                 job.params, options.episodes, seed, options.max_steps, self._on_step

@@ -130,7 +130,7 @@ def test_a_stuck_evaluation_does_not_keep_the_run_from_ending(
     try:
         with (
             pytest.warns(RuntimeWarning, match=r"threads \['evaluation'\] did not end"),
-            pytest.raises(sebulba.StallError, match=r"the evaluation has been making its env"),
+            pytest.raises(sebulba.StallError, match=r"the evaluation has been starting its env"),
         ):
             train(config, Stuck)
     finally:
