@@ -241,7 +241,7 @@ def test_files_and_sections_are_there(page: str) -> None:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
             slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
             assert section in slugs, f"{target}#{section}"
-    others = {"cleanba_impala.py", "ff_impala.py"}
+    others = {"cleanba_impala.py", "cleanba_ppo.py", "ff_impala.py", "ff_ppo.py"}
     for span in spans(page):
         path = span.split()[0]
         if re.fullmatch(r"[\w./-]+\.(py|md)", path) and path not in others:

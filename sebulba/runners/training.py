@@ -250,9 +250,8 @@ def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topolog
             f"envs_per_actor {config.envs_per_actor} and batch_size {config.batch_size}, in "
             f"{config.num_microbatches or 1} microbatch(es), do not divide over the {learners} "
             f"learner devices of {topology.layout}: each takes an equal part, also of every "
-            f"minibatch of PPO and PQN. Set these fields as {changes} would, or "
-            "num_inference_devices so that the learners divide them, on the command line with "
-            "--num-inference-devices."
+            f"minibatch of PPO and PQN. Set {changes}, or --num-inference-devices so that the "
+            "learners divide them; in Python, set the fields with these names."
         )
 
 

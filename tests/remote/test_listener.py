@@ -189,7 +189,7 @@ def test_the_loss_of_a_lane_can_end_the_run() -> None:
         with env_host(address):
             env.reset()
             env.step(STAY)
-        with pytest.raises(LaneError, match="With --lost-lane wait"):
+        with pytest.raises(LaneError, match="or --lost-lane wait"):
             env.step(STAY)
 
 
