@@ -25,6 +25,7 @@ from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, Timestep
 ROOT = Path(__file__).resolve().parent.parent
 PIXELS = ArraySpec((84, 84), np.dtype(np.uint8))
 SLEEP_SECONDS = 0.05
+PACE_SECONDS = 0.01
 
 
 class Still:
@@ -35,6 +36,7 @@ class Still:
         self._pixels = np.zeros((num_envs, 84, 84), np.uint8)
         self._ones = np.ones(num_envs, np.float32)
         self._steps = -1
+        self._due = 0.0
 
     def reset(self) -> Timestep:
         return self.step(None)
@@ -46,6 +48,17 @@ class Still:
 
     def close(self) -> None:
         pass
+
+
+class Paced(Still):
+    """``Still`` environments that make 100 steps a second, or as many as they get actions for."""
+
+    def step(self, action: Any) -> Timestep:
+        now = time.monotonic()
+        due = max(self._due, now)
+        time.sleep(due - now)
+        self._due = due + PACE_SECONDS
+        return super().step(action)
 
 
 class SleepingCatch(Catch):
