@@ -71,6 +71,7 @@ class RunDirectory:
         self._best: Checkpointer | None = None
         self._metrics: MetricsWriter | None = None
         self._lock: Lock | None = None
+        self._begins_anew = False
         self._damaged: list[int] = []
         self._last_saved: int | None = None  # While there may be replays that are older.
         if config.out is None:
@@ -115,7 +116,7 @@ class RunDirectory:
             self.finish()
 
     def restore(self, state: Any, params: Params) -> Start:
-        """The newest good checkpoint if the run is resumed; otherwise a start from ``state``.
+        """The newest good checkpoint if the run is resumed; a start from ``state`` if it has none.
 
         Args:
           state: the learner's fresh state, which also gives the shapes and shardings to restore.
@@ -131,6 +132,9 @@ class RunDirectory:
         turns = self._checkpoints.turns()
         # Hosts whose directory is not shared, or is seen late, would otherwise restore other turns.
         agree_on({"the checkpoints in the run directory": turns})
+        if not turns:
+            self._begins_anew = True
+            return Start(state, 0, {"updates": 0})
         errors = []
         for turn in reversed(turns):
             try:
@@ -149,6 +153,8 @@ class RunDirectory:
     @property
     def notes(self) -> list[str]:
         """Lines to print, after ``restore``."""
+        if self._begins_anew:
+            return [f"the run in {self._config.out} wrote no checkpoint yet: it begins anew"]
         if not self._damaged:
             return []
         assert self._checkpoints is not None

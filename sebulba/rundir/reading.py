@@ -83,11 +83,15 @@ def checkpoint_turns(directory: Path) -> list[int]:
     """
     turns = _complete(directory)
     if not turns:
-        raise ConfigError(
-            f"{directory} holds no complete checkpoint: remove it and train again, or give another "
-            "directory."
-        )
+        raise _without_checkpoint(directory)
     return turns
+
+
+def _without_checkpoint(directory: Path) -> ConfigError:
+    return ConfigError(
+        f"{directory} holds no complete checkpoint: remove it and train again, or give another "
+        "directory."
+    )
 
 
 def _complete(directory: Path) -> list[int]:
@@ -106,8 +110,8 @@ def check_resumable(config: Config, algorithm: str) -> None:
     """Check that ``config`` can continue the run in its directory, if that has steps left to do.
 
     Raises:
-      ConfigError: the run has no checkpoint; or its algorithm, network, environment or optimizer
-        is another one.
+      ConfigError: its checkpoints are gone; or its algorithm, network, environment or optimizer is
+        another one.
     """
     assert config.out is not None
     name, fields = read_fields(config.out)
@@ -125,7 +129,10 @@ def check_resumable(config: Config, algorithm: str) -> None:
                 "resumed run keeps its network, environment and optimizer. Leave it as it "
                 "was, or set out to another directory, on the command line with --out."
             )
-    checkpoint_turns(config.out)
+    # A run that was killed before its first checkpoint has their folder, and begins anew. Otherwise
+    # they may be on a disk that is not mounted, and the run must not write over its metrics.
+    if not checkpoints_in(config.out).is_dir():
+        raise _without_checkpoint(config.out)
 
 
 def _shaping(config: Config) -> dict[str, Any]:

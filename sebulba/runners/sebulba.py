@@ -57,7 +57,7 @@ class SebulbaRun:
         self._state, self._turn, counts, self._previous = start
         self._logged_turn = self._turn
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
-        self._saved_turn: int | None = self._turn if config.resume else None
+        self._saved_turn: int | None = self._turn or None
         self.updates = int(counts["updates"])
         # Steps so far when a version of the parameters was published: the last two.
         self._steps_at = {self._turn - 1: int(counts.get("steps_before", 0))}
@@ -156,7 +156,7 @@ class SebulbaRun:
             self._message(f"{error}: the next evaluation becomes the best one")
 
     def _load_replay(self) -> list[str]:
-        if not self._config.resume:
+        if not self._turn:
             return []
         self._now.set("reading the replay", files=True)
         note = self._learner.load_replay(self._directory.replay(self._turn))

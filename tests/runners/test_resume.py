@@ -137,6 +137,37 @@ def test_unroll_numbers_go_on(tmp_path: Path) -> None:
     assert any(number in caught.value.__notes__[0] for number in numbers)
 
 
+@pytest.mark.parametrize("lag", ["any", "1"])
+def test_a_run_without_a_checkpoint_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lag: Any
+) -> None:
+    def fail(env: HookedEnv) -> None:
+        if env.steps == 60:
+            raise RuntimeError("before the first checkpoint")
+
+    never = CheckpointConfig(interval=1000)
+    with pytest.raises(RuntimeError, match="before the first"):
+        train(tmp_path, 400, make_env=HookedEnvs(on_step=fail), checkpoint=never, policy_lag=lag)
+    assert not sebulba.rundir.reading.has_checkpoints(tmp_path)
+    config = tiny(out=tmp_path, total_steps=400, resume=True, policy_lag=lag)
+    result = sebulba.train(config, make_env=HookedEnvs(), topology=on(1))
+    assert "wrote no checkpoint yet: it begins anew" in capsys.readouterr().out
+    steps = [row["steps"] for row in rows_of(tmp_path)]
+    assert steps == sorted(set(steps)) and steps[-1] >= 400
+    assert result.updates == rows_of(tmp_path)[-1]["update"]
+    assert sebulba.rundir.reading.has_checkpoints(tmp_path)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path: Path) -> None:
+    """They may be on a disk that is not there, and its metrics would be overwritten."""
+    train(tmp_path, 200)
+    shutil.rmtree(checkpoints_in(tmp_path))
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        train(tmp_path, 400, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
 def test_resumes_on_other_devices(tmp_path: Path) -> None:
     first = train(tmp_path, 200)
     second = train(tmp_path, 400, resume=True, topology=on(4, 2))
