@@ -39,12 +39,15 @@ PONG = dataclasses.replace(
     ATARI,
     preset="ppo-pong",
     env="Pong-v5",
-    # Half the width and height cost a quarter of the convolutions, and the ball can still be seen.
-    env_options={"img_height": 42, "img_width": 42},
+    # Smaller images cost less than half as much in the convolutions. With 42 x 42, an update costs
+    # even less, but returns stay between 0 and 3 for a million steps: too coarse to aim the ball.
+    env_options={"img_height": 56, "img_width": 56},
     # Six actions, none of which sticks: as in most reports of how soon Pong is learned.
     atari_protocol="impala",
     total_steps=2_000_000,
-    unroll_length=64,
+    envs_per_actor=16,
+    batch_size=16,
+    unroll_length=32,
     num_epochs=3,
     optimizer=dataclasses.replace(ATARI.optimizer, learning_rate=1e-3),
     checkpoint=CheckpointConfig(interval=1000),
