@@ -40,7 +40,7 @@ PONG = dataclasses.replace(
     preset="ppo-pong",
     env="Pong-v5",
     # Smaller images cost less than half as much in the convolutions. With 42 x 42, an update costs
-    # even less, but returns stay between 0 and 3 for a million steps: too coarse to aim the ball.
+    # even less, but returns stay between 0 and 3 for up to a million steps.
     env_options={"img_height": 56, "img_width": 56},
     # Six actions, none of which sticks: as in most reports of how soon Pong is learned.
     atari_protocol="impala",
@@ -115,7 +115,7 @@ PRESETS: tuple[tuple[Config, str], ...] = (
     (LUNARLANDER, "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores."),
     (MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
     (ATARI, "Atari with PPO's network and hyper-parameters."),
-    (PONG, "Pong with PPO on small images, for two CPU cores: about 15 minutes."),
+    (PONG, "Pong with PPO on small images: returns of 17 to 20 in 18 minutes on two CPU cores."),
     (
         MUJOCO,
         "MuJoCo with PPO: 4,000 to 5,000 of HalfCheetah-v4, 2,000 to 2,600 of Hopper-v4.",
