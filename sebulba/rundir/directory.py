@@ -116,7 +116,9 @@ class RunDirectory:
             self.finish()
 
     def restore(self, state: Any, params: Params) -> Start:
-        """The newest good checkpoint if the run is resumed; a start from ``state`` if it has none.
+        """The newest good checkpoint of a resumed run; otherwise a start from ``state``.
+
+        A resumed run that wrote no checkpoint also starts from ``state``.
 
         Args:
           state: the learner's fresh state, which also gives the shapes and shardings to restore.

@@ -9,6 +9,7 @@ from typing import Any
 from sebulba import algorithms, plugins
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config, build, check_is_directory, fields_from_json, flat
+from sebulba.metrics.writer import FILE_NAME
 from sebulba.rundir.checkpoint import Checkpointer, DamagedError
 from sebulba.validation import ConfigError
 
@@ -129,9 +130,11 @@ def check_resumable(config: Config, algorithm: str) -> None:
                 "resumed run keeps its network, environment and optimizer. Leave it as it "
                 "was, or set out to another directory, on the command line with --out."
             )
-    # A run that was killed before its first checkpoint has their folder, and begins anew. Otherwise
-    # they may be on a disk that is not mounted, and the run must not write over its metrics.
-    if not checkpoints_in(config.out).is_dir():
+    # A run that was killed before its first checkpoint begins anew. Where it has metrics but not
+    # even their folder, they may be on a disk that is not mounted: the metrics must stay.
+    metrics = config.out / FILE_NAME
+    has_rows = metrics.is_file() and metrics.stat().st_size > 0
+    if has_rows and not checkpoints_in(config.out).is_dir():
         raise _without_checkpoint(config.out)
 
 

@@ -147,7 +147,7 @@ def test_a_run_without_a_checkpoint_begins_anew(
 
     never = CheckpointConfig(interval=1000)
     with pytest.raises(RuntimeError, match="before the first"):
-        train(tmp_path, 400, make_env=HookedEnvs(on_step=fail), checkpoint=never, policy_lag=lag)
+        train(tmp_path, 4000, make_env=HookedEnvs(on_step=fail), checkpoint=never, policy_lag=lag)
     assert not sebulba.rundir.reading.has_checkpoints(tmp_path)
     config = tiny(out=tmp_path, total_steps=400, resume=True, policy_lag=lag)
     result = sebulba.train(config, make_env=HookedEnvs(), topology=on(1))
@@ -156,6 +156,17 @@ def test_a_run_without_a_checkpoint_begins_anew(
     assert steps == sorted(set(steps)) and steps[-1] >= 400
     assert result.updates == rows_of(tmp_path)[-1]["update"]
     assert sebulba.rundir.reading.has_checkpoints(tmp_path)
+
+
+def test_a_run_that_was_killed_while_it_began_begins_anew(tmp_path: Path) -> None:
+    """Its config is the first file; the folder of checkpoints comes later."""
+    train(tmp_path, 200)
+    for path in tmp_path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert train(tmp_path, 200, resume=True).updates > 0
+    assert rows_of(tmp_path)[-1]["steps"] >= 200
 
 
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path: Path) -> None:
