@@ -14,7 +14,7 @@ import optax
 from sebulba import algorithms
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config, fields_from_json, flat, to_json
-from sebulba.devices import distributed, placement
+from sebulba.devices import cpu_threads, distributed, placement
 from sebulba.devices.topology import Topology
 from sebulba.learners import EpochLearner, Learner, TrajectoryLearner, make_optimizer
 from sebulba.metrics.meter import Row
@@ -128,6 +128,7 @@ def train(
       Exception: the first failure of any thread, with a note that says where it came from.
     """
     memory.limit_heaps()
+    cpu_threads.provide()
     algorithm = algorithm or algorithms.of(config)
     config, refused = _checked(config, own_env=make_env is not None)
     # Others may never come, or not as soon: so nothing waits for them without supervision.
