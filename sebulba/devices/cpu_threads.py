@@ -23,6 +23,6 @@ def provide() -> None:
     is where JAX reads the number of threads.
     """
     forced = _DEVICES.findall(os.environ.get("XLA_FLAGS", ""))
-    devices = max(jax.config.read("jax_num_cpu_devices"), int(forced[-1]) if forced else 1)
+    devices = max(jax.config.values["jax_num_cpu_devices"], int(forced[-1]) if forced else 1)
     if devices > 1:
         os.environ.setdefault("NPROC", str(cpu_cores() + devices))
