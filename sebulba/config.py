@@ -130,7 +130,8 @@ class Config(Fields):
     gymnasium:ID, ale:GAME, dm_env:MODULE:NAME, or MODULE:NAME of your own make_env(num_envs, seed).
     """
     env_options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """Options of the environment: KEY VALUE [KEY VALUE ...]."""
+    """Options of the environment: KEY VALUE [KEY VALUE ...]. Those of the preset that are not named
+    stay as they are."""
     atari_protocol: Literal["machado", "impala"] = "machado"
     """machado: sticky actions, all 18 actions; impala: no sticky actions, only the actions that the
     game uses, and losing a life counts as termination."""

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +19,14 @@ from typing import Annotated, Any, TypeVar, get_origin
 import tyro
 from tyro.constructors import (
     ConstructorRegistry,
+    PrimitiveConstructorSpec,
     StructConstructorSpec,
     StructFieldSpec,
     StructTypeInfo,
 )
 
 from sebulba.cli import output
-from sebulba.config import Config
+from sebulba.config import Config, Option
 from sebulba.runtime.watchdog import WRONG_INPUT
 from sebulba.validation import ConfigError
 
@@ -144,10 +146,37 @@ def _option(owner: type, field: StructFieldSpec) -> StructFieldSpec:
         extras.append(tyro.conf.Suppress)  # It comes first, and is no option.
     if field.name.endswith("_"):  # lambda_, since lambda is a word of Python.
         extras.append(tyro.conf.arg(name=field.name.rstrip("_")))
-    if get_origin(field.type) is dict:  # Else the types of keys and values, at length.
-        extras.append(tyro.conf.arg(metavar="KEY VALUE ..."))
+    if get_origin(field.type) is dict:  # Else tyro takes no keys but those of the default.
+        extras.append(_pairs(field.default))
     kind: Any = Annotated[(field.type, *extras)] if extras else field.type
     return dataclasses.replace(field, type=kind, helptext=help_text)
+
+
+def _pairs(default: Mapping[str, Option]) -> PrimitiveConstructorSpec[dict[str, Option]]:
+    """Options of an environment on the command line, which are laid over those of ``default``."""
+
+    def read(words: Sequence[str]) -> dict[str, Option]:
+        if len(words) % 2:
+            raise ValueError(f"got {shlex.join(words)}: each KEY must have a VALUE after it.")
+        given = zip(words[::2], map(_value, words[1::2]), strict=True)
+        return {**default, **dict(given)}
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="KEY VALUE ...",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda pairs: [str(word) for pair in pairs.items() for word in pair],
+    )
+
+
+def _value(text: str) -> Option:
+    if text in {"True", "False"}:
+        return text == "True"
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def file_name(text: str) -> str:

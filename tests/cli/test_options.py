@@ -52,6 +52,23 @@ def test_options_of_the_config_have_no_prefix_and_its_own_class() -> None:
     )
 
 
+def test_options_of_the_environment_are_laid_over_those_of_the_preset() -> None:
+    default = OwnConfig(preset="own", env_options={"size": 56, "name": "a"})
+    words = ["--env-options", "size", "42", "sticky", "True", "level", "-1.5", "path", "b c"]
+    given = options.parse(default, words, "prog", None).env_options
+    assert given == {"size": 42, "name": "a", "sticky": True, "level": -1.5, "path": "b c"}
+    assert given["sticky"] is True and isinstance(given["size"], int)
+    assert options.parse(default, [], "prog", None).env_options == default.env_options
+
+
+def test_an_option_of_the_environment_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse("--env-options", "size", "42", "sticky")
+    assert end.value.code
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "got size 42 sticky: each KEY must have a VALUE after it" in error
+
+
 def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "125")
     with pytest.raises(SystemExit) as end:
