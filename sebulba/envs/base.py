@@ -51,7 +51,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     """Return the error for an unknown name, which lists known names that are similar."""
     by_lower = {k.lower(): k for k in known}  # "cartpole-v1" is meant to be "CartPole-v1".
     close = [by_lower[k] for k in difflib.get_close_matches(name.lower(), by_lower, n=5)]
-    remedy = f"close ones are {', '.join(close)}" if close else f"known: {_some(by_lower.values())}"
+    if not by_lower:
+        remedy = "it has none"
+    elif close:
+        remedy = f"close ones are {', '.join(close)}"
+    else:
+        remedy = f"known: {_some(by_lower.values())}"
     return ValueError(f"unknown {kind} {name!r}: {remedy}.")
 
 

@@ -396,6 +396,7 @@ def test_procgen_shows_images_with_their_channels_last() -> None:
     ("env_id", "options", "message"),
     [
         ("sebulba/Memory", {"dely": 3}, "'dely': close ones are delay"),
+        ("sebulba/Catch", {"rows": 3}, "option of sebulba/Catch 'rows': it has none"),
         ("sebulba/Memory", {"delay": -1}, "delay is -1"),
         ("sebulba/Memory", {"delay": 1.5}, "delay is 1.5"),
         (BREAKOUT, {"frame_skip": 0}, "frame_skip is 0"),
