@@ -53,7 +53,7 @@ PONG = dataclasses.replace(
     num_minibatches=16,
     # A point lasts 40 steps and more. With 0.95, one of three seeds ended at 12.
     lambda_=0.98,
-    # With 0.01, one of three seeds lost every other point for 300,000 steps. One of four still does.
+    # With 0.01, one of three seeds lost every other point for long; one of four still does.
     entropy_cost=0.02,
     optimizer=dataclasses.replace(ATARI.optimizer, learning_rate=5e-4),
     checkpoint=CheckpointConfig(interval=1000),
