@@ -122,7 +122,7 @@ PRESETS: tuple[tuple[Config, str], ...] = (
     (LUNARLANDER, "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores."),
     (MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
     (ATARI, "Atari with PPO's network and hyper-parameters."),
-    (PONG, "Pong with PPO on small images: 19 to 20, or 10 with one seed of four."),
+    (PONG, "Pong with PPO on small images: returns of 10 to 20; see pqn-pong."),
     (
         MUJOCO,
         "MuJoCo with PPO: 4,000 to 5,000 of HalfCheetah-v4, 2,000 to 2,600 of Hopper-v4.",
