@@ -48,6 +48,7 @@ def test_cartpole() -> None:
     assert load("cartpole").main(total_steps=1500) >= 8
 
 
+@pytest.mark.slow
 def test_memory_without_a_core_is_no_better_than_chance() -> None:
     mean = load("memory").main(core="none", total_steps=6_000)
     assert mean is not None and abs(mean) < 0.5

@@ -177,7 +177,7 @@ class Nested(faulty_envs.Around):
         return timestep._replace(observation={"board": {"cells": timestep.observation}})
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.slow), "lstm"])
 def test_nested_observations_and_several_actions_are_trained_on(core: Any) -> None:
     network = NetworkConfig(hidden_sizes=(8,), core=core, core_size=8)
     config = tiny(network=network)

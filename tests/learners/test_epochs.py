@@ -195,7 +195,11 @@ def test_every_step_is_in_one_minibatch_of_each_epoch(
 
 
 @BOTH
-@pytest.mark.parametrize("network", [PLAIN, STACKED, LSTM], ids=["plain", "stacked", "LSTM"])
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(PLAIN, marks=pytest.mark.slow), STACKED, LSTM],
+    ids=["plain", "stacked", "LSTM"],
+)
 def test_in_a_minibatch_the_network_computes_what_it_does_for_whole_trajectories(
     make: Any, network: NetworkConfig
 ) -> None:
@@ -270,7 +274,10 @@ def test_targets_are_the_same_on_any_number_of_devices(make: Any, learners: int)
 
 
 @BOTH
-@pytest.mark.parametrize(("network", "learners"), [(PLAIN, 2), (PLAIN, 4), (LSTM, 2)])
+@pytest.mark.parametrize(
+    ("network", "learners"),
+    [(PLAIN, 4), *(pytest.param(each, 2, marks=pytest.mark.slow) for each in (PLAIN, LSTM))],
+)
 def test_an_update_is_the_same_on_any_number_of_devices(
     make: Any, network: NetworkConfig, learners: int
 ) -> None:

@@ -108,7 +108,14 @@ def update_once(learners: int, microbatches: int) -> tuple[R2D2Learner, list[dic
     return learner, expected
 
 
-@pytest.mark.parametrize(("learners", "microbatches"), [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("learners", "microbatches"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        (2, 2),
+    ],
+)
 def test_priorities_after_an_update(learners: int, microbatches: int) -> None:
     learner, expected = update_once(learners, microbatches)
     for shard, values in enumerate(expected):

@@ -198,7 +198,15 @@ def moments(learners: int, microbatches: int = 1) -> normalization.Moments:
     return found
 
 
-@pytest.mark.parametrize(("learners", "microbatches"), [(1, 1), (2, 1), (4, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("learners", "microbatches"),
+    [
+        (1, 1),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        (2, 4),
+    ],
+)
 def test_observations_are_normalized_by_those_of_all_devices(
     learners: int, microbatches: int
 ) -> None:

@@ -34,6 +34,12 @@ SHAPES = {
     "four devices, several lanes": (4, 2, 1, 2),
 }
 
+# The others are these with less of something.
+MOST = {"one actor", "a lane twice in an update", "four devices, several lanes"}
+SHAPES_IN_TESTS = [
+    pytest.param(shape, marks=[] if shape in MOST else pytest.mark.slow) for shape in SHAPES
+]
+
 
 def train(shape: str, lag: str, *, seed: int = 3, delays: int | None = None) -> Any:
     """The result of a run, and the environments that it made."""
@@ -63,7 +69,7 @@ def lags(result: sebulba.TrainResult, which: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("lag", ["0", "1"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES_IN_TESTS)
 def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(shape: str, lag: str) -> None:
     (one, _), (other, _) = train(shape, lag), train(shape, lag, delays=1)
     assert_same(one.params, other.params)

@@ -62,7 +62,7 @@ def train(config: R2D2Config, num_devices: int = 1, **parts: Any) -> sebulba.Tra
     "changes",
     [
         {"storage": "device", "num_microbatches": 2, "core": "lstm"},
-        {"storage": "host", "samples_per_insert": 0.5},
+        pytest.param({"storage": "host", "samples_per_insert": 0.5}, marks=pytest.mark.slow),
     ],
     ids=["device", "host"],
 )

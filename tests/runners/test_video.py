@@ -53,6 +53,7 @@ def test_what_the_environment_draws(cartpole: Path, tmp_path: Path) -> None:
     assert same.returns == episode.returns, "the episode is that of an evaluation"
 
 
+@pytest.mark.slow
 def test_what_the_agent_sees(catch: Path, tmp_path: Path) -> None:
     episode = sebulba.record(catch, tmp_path / "out.gif")
     assert episode is not None
