@@ -14,14 +14,16 @@ from pathlib import Path
 
 # Read once, when jax is first used: before any test module imports it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What is compiled runs for moments here: to optimize it less takes less time in all. Processes that
-# tests start compile as users do. In jax 0.10, XLA's older way to compile fused operations takes a
-# third less again; since 0.11.1 it refuses that option.
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
-    "--xla_backend_optimization_level=0"
-    + " --xla_cpu_use_fusion_emitters=false"
-    * version("jax").startswith("0.10.")
+# What is compiled runs for moments here: to optimize it less takes less time in all. In jax 0.10,
+# XLA's older way to compile fused operations takes a third less again; since 0.11.1 it refuses the
+# option. Processes that tests start compile as users do.
+os.environ["XLA_FLAGS"] = " ".join(
+    (
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false" if version("jax").startswith("0.10.") else "",
+    )
 )
 # The same small programs are compiled again and again, within one run of the tests and between.
 os.environ.setdefault(
