@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +131,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         steps, _, returns = zip(*of_seed["curve"], strict=True)
         (line,) = axes.plot(steps, returns, label=f"seed {of_seed['seed']}", linewidth=1)
         axes.plot(of_seed["steps"], of_seed["return_mean"], "o", color=line.get_color())
-    axes.set(xlabel="agent steps", ylabel="return", title=result["command"])
+    axes.set(xlabel="agent steps", ylabel="return", title=textwrap.fill(result["command"], 90))
     axes.title.set_fontsize("small")
     axes.grid(alpha=0.3)
     axes.legend(title="dots: games of the trained policy", fontsize="small")
