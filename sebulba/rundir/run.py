@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 State = Literal["running", "complete", "stopped"]
 _ALIKE = ("seed", "out", "resume")
 """Fields in which runs of one group may differ."""
+_LABEL = 80
+"""Characters of a label that a picture has room for."""
 _NORMALIZED = "evaluation_human_normalized"
 _RETURN = "evaluation_return_mean"
 
@@ -149,7 +151,7 @@ def plot(
     if by is not None and not any(by in run.fields for run in loaded):
         known = sorted(loaded[0].fields)
         raise ConfigError(f"by is {by!r}: it must be a field of the config, one of {known}.")
-    names = [by] if by is not None else differing(loaded)
+    names = [by] if by is not None else _fitting(loaded, differing(loaded))
     curves = [drawing.Curves(_label(run, names), run.metrics) for run in loaded]
     return drawing.draw(curves, metrics, x)
 
@@ -225,5 +227,20 @@ def _loaded(
 def _label(run: HasMetrics, names: Sequence[str]) -> str:
     """What sets a run apart: its preset, and what is not the same in all."""
     preset = str(run.fields.get("preset") or run.fields.get("env"))
-    own = [f"{name}={run.fields.get(name)}" for name in names if name != "preset"]
-    return " ".join([preset, *own])
+    own = [name for name in names if name != "preset" and name in run.fields]
+    return " ".join([preset, *(f"{name}={run.fields[name]}" for name in own)])
+
+
+def _fitting(runs: Sequence[HasMetrics], names: Sequence[str]) -> Sequence[str]:
+    """``names``, or if they make labels too long, the first few that tell the same runs apart."""
+
+    def labels(names: Sequence[str]) -> set[str]:
+        return {_label(run, names) for run in runs}
+
+    if max(map(len, labels(names))) <= _LABEL:
+        return names
+    found: list[str] = []
+    for name in names:
+        if len(labels([*found, name])) > len(labels(found)):
+            found.append(name)
+    return found

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from whole_runs import on, tiny
@@ -96,6 +97,29 @@ def test_what_can_be_plotted(runs: Path) -> None:
         assert len(one.axes) == 4 and all(len(axes.lines) == 1 for axes in one.axes)
     by_seed = sebulba.plot(sebulba.find_runs(runs), ["loss"], by="seed")
     assert len(by_seed.axes[0].lines) == 2
+
+
+def test_a_legend_fits_where_runs_differ_in_much() -> None:
+    many = {f"field_{number}": number for number in range(9)}
+    runs = [
+        SimpleNamespace(fields=fields, metrics=[{"steps": 1, "loss": 0.0}])
+        for fields in (
+            {"preset": "a", "seed": 0, **many},
+            {"preset": "b", "seed": 0, "width": 1},
+            {"preset": "b", "seed": 0, "width": 2},
+            {"preset": "b", "seed": 1, "width": 2},
+        )
+    ]
+    figure = sebulba.plot(runs, ["loss"])
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["a", "b width=1", "b width=2 (2 runs: mean, lowest and highest)"]
+    # Where there is room, all that differs is said, but nothing of fields that a run does not have.
+    figure = sebulba.plot(
+        [runs[1], SimpleNamespace(fields={"preset": "a", "x": 1}, metrics=runs[0].metrics)],
+        ["loss"],
+    )
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["b width=1", "a x=1"]
 
 
 def test_what_cannot_be_plotted(runs: Path) -> None:
