@@ -14,9 +14,9 @@ some commands, one after the other; what they print goes to OUT/STAGE.log:
   pong, breakout         vtrace-atari-shallow, with the setting found if there is one, for so many
                          minutes in OUT/STAGE/run; its learning curve, with evaluations, in
                          OUT/STAGE
-  ppo-pong, pqn-pong,    the same with ppo-atari and pqn-atari
-  ppo-breakout,
-  pqn-breakout
+  ppo-pong, pqn-pong,    the same with ppo-atari and pqn-atari, with many environments; a total of
+  ppo-breakout,          steps that the minutes allow, as in --train=--total-steps=2000000, makes
+  pqn-breakout           their learning rates end at 0
 
 A command that fails or takes too long ends neither its stage nor the others: what comes after makes
 do with what there is. The last lines say which stage failed, and the exit status is 1.
@@ -57,6 +57,20 @@ GAMES = {
     "pong": ("--env", "Pong-v5", "--network.pixels", "normalized"),
     "breakout": ("--env", "Breakout-v5"),
 }
+# Many environments, so that all cores have work at every step, and the actions that the game uses,
+# none of which sticks: as in most reports of how soon these games are learned.
+MANY = (
+    *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", "64"),
+    *("--batch-size", "128", "--num-minibatches", "32"),
+)
+FAST = ("--optimizer.learning-rate", "5e-4")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "ppo-pong": (*MANY, *FAST, "--unroll-length", "32", "--num-epochs", "3", "--lambda", "0.98"),
+    "pqn-pong": (*MANY, *FAST, "--epsilon-end", "0.01"),
+    "ppo-breakout": (*MANY, "--unroll-length", "64"),
+    "pqn-breakout": MANY,
+}
+"""Of a stage's training, after what was tuned; in results/h200 is what they learned."""
 TRAININGS = {"pong": ("shallow", "pong"), "breakout": ("shallow", "breakout")} | {
     f"{tuned}-{game}": (tuned, game) for tuned in ("ppo", "pqn") for game in GAMES
 }
@@ -241,6 +255,7 @@ def train(stage: str, session: Session) -> bool:
     command = [
         *("-m", "sebulba", "train", PRESETS[preset], *GAMES[game]),
         *without_actors(words_in(tuned_file(preset), session)),
+        *OPTIONS.get(stage, ()),
         *("--checkpoint.interval", "2000", "--checkpoint.max-to-keep", "1000", "--out", directory),
         *resume,
         *options.train,

@@ -18,6 +18,7 @@ import pytest
 from paths import ROOT
 
 from sebulba import presets
+from sebulba.cli.train import parse
 from sebulba.config import to_json
 from sebulba.runners import environments
 from sebulba.validation import ConfigError
@@ -165,6 +166,21 @@ def test_a_game_is_trained_with_what_was_found_for_its_preset(
     status, (train, *_) = accelerate(["ppo-breakout"], Runner())
     assert status == 0
     assert train.startswith("-m sebulba train ppo-atari --env Breakout-v5 --env-threads 3 ")
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout"])
+@pytest.mark.parametrize("algorithm", ["vtrace", "ppo", "pqn"])
+def test_the_options_of_a_game_are_a_config(
+    algorithm: str, game: str, accelerate: Callable[..., tuple[int, list[str]]]
+) -> None:
+    stage = game if algorithm == "vtrace" else f"{algorithm}-{game}"
+    _, (train, _) = accelerate([stage], Runner(), train=("--total-steps=1000",))
+    _, _, _, preset, *words = train.split()
+    config = parse(presets.get(preset), words).config
+    config.validate()
+    assert (type(config).__name__.lower(), config.total_steps) == (f"{algorithm}config", 1000)
+    # Those of ppo-atari and pqn-atari keep few cores at work.
+    assert config.actors_per_device * config.envs_per_actor == (32 if stage == game else 128)
 
 
 def test_a_training_that_failed_gets_its_curve(
