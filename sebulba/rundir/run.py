@@ -26,7 +26,7 @@ State = Literal["running", "complete", "stopped"]
 _ALIKE = ("seed", "out", "resume")
 """Fields in which runs of one group may differ."""
 _LABEL = 80
-"""Characters of a label that a picture has room for."""
+"""Characters of a label that a picture or a table has room for."""
 _NORMALIZED = "evaluation_human_normalized"
 _RETURN = "evaluation_return_mean"
 
@@ -179,7 +179,7 @@ def aggregate(
     """
     loaded = _loaded(runs)
     metric = metric or _common_metric(loaded)
-    names = [name for name in differing(loaded) if name != "env"]
+    names = _fitting(loaded, [name for name in differing(loaded) if name != "env"])
     groups: dict[str, dict[str, list[float]]] = {}
     for run in loaded:
         score = _last(run, metric)

@@ -152,6 +152,15 @@ def test_scores_are_aggregated_over_seeds_and_games_for_each_setting() -> None:
     assert both.scores == {"a": [1, 2, 3], "b": [5.0]} and both.mean.value == 3.5
 
 
+def test_the_name_of_a_setting_is_short_where_much_differs() -> None:
+    many = {f"field_{number}": number for number in range(9)}
+    runs = [Scored("a", 1, 1.0, preset="q", **many), Scored("a", 1, 2.0), Scored("a", 2, 4.0)]
+    assert {name: each.mean.value for name, each in sebulba.aggregate(runs).items()} == {
+        "q": 1.0,
+        "p": 3.0,
+    }
+
+
 def test_a_run_without_a_score_is_named() -> None:
     run = Scored("a", 7, None)
     run.metrics = [{}]
