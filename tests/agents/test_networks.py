@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from unrolls import random_params
+from network_parts import (
+    BYTE,
+    FLOAT,
+    IMAGE,
+    B,
+    T,
+    close,
+    grown,
+    make_agent,
+    slow_stacks,
+    spec,
+    timesteps,
+    with_action,
+)
 
-from sebulba import ConfigError, NetworkConfig, PolicyAgent, VTraceConfig, algorithms
-from sebulba.agents import distributions, reference
-from sebulba.agents.networks import _torso, initial_state, stack_frames
+from sebulba import ConfigError, NetworkConfig, VTraceConfig
+from sebulba.agents import distributions
+from sebulba.agents.networks import initial_state, stack_frames
 from sebulba.agents.reference import add_time
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, Timestep
 
-T, B = 9, 3
-FLOAT = np.dtype(np.float32)
-BYTE = np.dtype(np.uint8)
 stack = jax.jit(stack_frames)
-
-
-def spec(*shape: int, dtype: Any = FLOAT, action: Any = None) -> EnvSpec:
-    return EnvSpec(ArraySpec(shape, dtype), action or DiscreteSpec(4), B)
-
-
-def with_action(spec: EnvSpec) -> EnvSpec:
-    """What ``envs.PreviousAction`` makes of a spec."""
-    if isinstance(spec.action, DiscreteSpec):
-        action = ArraySpec((), np.dtype(np.int32))
-    else:
-        action = ArraySpec(spec.action.low.shape, FLOAT)
-    return spec._replace(observation={"observation": spec.observation, "action": action})
-
-
-def make_agent(spec: EnvSpec, **network: Any) -> PolicyAgent:
-    network = {"hidden_sizes": (16,), "core_size": 8, **network}
-    return PolicyAgent(NetworkConfig(**network), spec, distributions.make(spec.action))
-
-
-def timesteps(spec: EnvSpec, seed: int = 0, length: int = T) -> Timestep:
-    """Random timesteps ``[T, B, ...]`` with several episodes in each column."""
-    rng = np.random.default_rng(seed)
-
-    def numbers(array: ArraySpec) -> Any:
-        shape = (length, B, *array.shape)
-        if np.issubdtype(array.dtype, np.integer):
-            return rng.integers(0, 4, shape).astype(array.dtype)
-        return rng.normal(size=shape).astype(array.dtype)
-
-    observation = jax.tree.map(numbers, spec.observation)
-    reward = rng.normal(size=(length, B)).astype(np.float32)
-    first = rng.random((length, B)) < 0.3
-    return Timestep(observation, reward, np.ones((length, B), np.float32), first)
-
-
-def grown(agent: PolicyAgent, gain: float = 2.0) -> Any:
-    """Parameters larger than fresh ones, so that a wrong input shows in the policy."""
-    return random_params(agent, gain=gain)
-
-
-def close(one: Any, other: Any, atol: float = 1e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), one, other)
-
-
-def slow_stacks(frames: Any, first: Any, depth: int) -> np.ndarray[Any, Any]:
-    """Look back from each step until the stack is full or the episode began."""
-    stacks = np.zeros((*frames.shape, depth), frames.dtype)
-    for t, b in np.ndindex(first.shape):
-        for back in range(depth):
-            if back > t:
-                break
-            stacks[t, b, ..., depth - 1 - back] = frames[t - back, b]
-            if first[t - back, b]:
-                break
-    return stacks
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -196,9 +149,6 @@ def test_the_core_sees_the_last_action_and_the_clipped_last_reward() -> None:
 
 
 BOX = BoxSpec(-np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
-IMAGE = spec(36, 40, dtype=BYTE)
-SMALLEST = spec(20, 22, dtype=BYTE)
-"""What two convolutions without padding leave a pixel of."""
 SHAPES = [
     (spec(5), {}),
     (spec(2, 3), {"torso": "mlp", "hidden_sizes": ()}),
@@ -332,22 +282,6 @@ def test_layer_norm_makes_every_layer_blind_to_the_size_of_its_inputs(torso: str
     assert np.ptp(value) > 0.1
 
 
-def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
-    """A stack of four frames is the same to the network as an image of four channels."""
-    stacking = make_agent(SMALLEST, torso="small", frame_stack=4)
-    plain = make_agent(spec(20, 22, 4, dtype=BYTE), torso="small")
-    params = grown(plain)
-    seen = timesteps(SMALLEST, length=4)
-    frames = np.random.default_rng(0).integers(0, 256, seen.observation.shape).astype(np.uint8)
-    seen = seen._replace(observation=frames)
-    got, _ = jax.jit(stacking.unroll)(params, seen, stacking.initial_state(B))
-    stacks = slow_stacks(frames, seen.first, 4)
-    expected, _ = jax.jit(plain.unroll)(params, seen._replace(observation=stacks), {})
-    close(got, expected)
-    as_floats = seen._replace(observation=stacks.astype(np.float32) / 255)
-    close(jax.jit(plain.unroll)(params, as_floats, {})[0], expected)
-
-
 def test_bfloat16_computes_and_float32_remembers() -> None:
     env = spec(5)
     exact = make_agent(env, core="lstm", frame_stack=2)
@@ -403,100 +337,3 @@ def test_state_holds_only_what_the_network_needs() -> None:
 
 def test_a_time_axis_of_one_is_added_in_front() -> None:
     assert add_time({"a": jnp.zeros((B, 2))})["a"].shape == (1, B, 2)
-
-
-def test_moving_pixels_stay_visible_in_the_features() -> None:
-    """With half the variance, every second layer would shrink them by half."""
-    torso = _torso(NetworkConfig(torso="shallow", hidden_sizes=(128,)), FLOAT)
-    images = jnp.zeros((1, 36, 40, 4), jnp.uint8)
-    params = jax.jit(torso.init)(jax.random.key(0), images)["params"]
-    assert len(params) == 4
-    for name, layer in params.items():
-        fan_in = np.prod(layer["kernel"].shape[:-1])
-        assert np.var(layer["kernel"]) == pytest.approx(2 / fan_in, rel=0.1), name
-
-
-@pytest.mark.parametrize(
-    ("torso", "stacked"), [("small", True), ("small", False), ("deep", True), ("deep", False)]
-)
-def test_normalized_pixels_have_mean_0_and_variance_1(torso: str, stacked: bool) -> None:
-    images = SMALLEST if stacked else spec(20, 22, 3, dtype=BYTE)
-    frame_stack = 4 if stacked else 1
-    agent = make_agent(images, torso=torso, frame_stack=frame_stack, pixels="normalized")
-    params, seen = grown(agent, gain=1.2), timesteps(images, length=4)
-    rng = np.random.default_rng(0)
-    frames = rng.integers(60, 200, seen.observation.shape).astype(np.uint8)
-    frames[:, 0] = 0 if stacked else 77  # Of one color.
-    seen = seen._replace(observation=frames)
-    got, _ = jax.jit(agent.unroll)(params, seen, agent.initial_state(B))
-    shown = (slow_stacks(frames, seen.first, 4) if stacked else frames).astype(np.float64)
-    mean, deviation = (f(shown, axis=(2, 3, 4), keepdims=True) for f in (np.mean, np.std))
-    assert deviation.min() == 0
-    read = ((shown - mean) / np.maximum(deviation, 10)).astype(np.float32)
-    on_floats = make_agent(spec(20, 22, shown.shape[-1]), torso=torso)
-    expected, _ = jax.jit(on_floats.unroll)(params, seen._replace(observation=read), {})
-    close(got, expected, atol=1e-4)
-    assert np.ptp(got.value) > 1
-
-
-def test_only_bytes_are_normalized() -> None:
-    network = NetworkConfig(torso="small", pixels="normalized")
-    config = VTraceConfig(network=network)
-    assert algorithms.VTRACE.make_agent(config, spec(36, 40, 3, dtype=BYTE), "training")
-    with pytest.raises(ConfigError, match=r"observes float32: only .*uint8.* --network.pixels sca"):
-        algorithms.VTRACE.make_agent(config, spec(36, 40, 3), "training")
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> None:
-    config = NetworkConfig(torso="small", hidden_sizes=(8,), dtype="bfloat16")
-    torso = _torso(config, jnp.dtype("bfloat16"))
-    images = jnp.zeros((2, 42, 42, 3), dtype)
-    params = jax.eval_shape(torso.init, jax.random.key(0), images)
-    _, seen = jax.eval_shape(partial(torso.apply, capture_intermediates=True), params, images)
-    results = jax.tree.leaves(seen)
-    assert len(results) > 3 and {leaf.dtype for leaf in results} == {jnp.dtype("bfloat16")}
-
-
-@pytest.mark.slow
-def test_each_array_has_an_encoder_that_fits_its_shape() -> None:
-    """Images go through convolutions, whatever else there is through an MLP, and all count."""
-    observation = {
-        "camera": ArraySpec((40, 48, 3), np.dtype(np.uint8)),
-        "body": {"speed": ArraySpec((2,), np.dtype(np.float32))},
-        "map": ArraySpec((36, 36), np.dtype(np.uint8)),
-        "grid": ArraySpec((7, 7, 3), np.dtype(np.uint8)),
-    }
-    spec = EnvSpec(observation, DiscreteSpec(3), num_envs=2)
-    config = NetworkConfig(torso="small", hidden_sizes=(8,))
-    reference.check_spec(config, spec, "here")
-    agent = PolicyAgent(config, spec, distributions.make(spec.action))
-    params = agent.init(jax.random.key(0))
-    assert {"torso", "torso_camera", "torso_map"} < set(params)
-    assert params["torso"]["Dense_0"]["kernel"].shape == (2 + 7 * 7 * 3, 8)
-    rng = np.random.default_rng(0)
-    timestep = reference.zero_timestep(spec, (1, 2))._replace(
-        observation=jax.tree.map(
-            lambda array: rng.integers(0, 200, (1, 2, *array.shape)).astype(array.dtype),
-            observation,
-        )
-    )
-    before, _ = agent.unroll(params, timestep, agent.initial_state(2))
-    leaves, tree = jax.tree.flatten(timestep.observation)
-    for index in range(len(leaves)):
-        other = [leaf + (index == i) * 50 for i, leaf in enumerate(leaves)]
-        changed = timestep._replace(observation=jax.tree.unflatten(tree, other))
-        after, _ = agent.unroll(params, changed, agent.initial_state(2))
-        assert (before.value != after.value).all(), index
-
-
-def test_pixels_in_a_row_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"Pong: The observation is 7,056 bytes in a row.*torso"):
-        reference.check_spec(NetworkConfig(torso="mlp"), spec(7056, dtype=BYTE), "Pong")
-    reference.check_spec(NetworkConfig(torso="mlp"), spec(128, dtype=BYTE), "Pong-ram")
-
-
-def test_without_floats_there_is_nothing_to_normalize() -> None:
-    with pytest.raises(ConfigError, match="Pong observes no floats: there is nothing to normalize"):
-        network = NetworkConfig(torso="small", normalize_observations=True)
-        reference.check_spec(network, spec(84, 84, dtype=BYTE), "Pong")

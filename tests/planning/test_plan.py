@@ -1,353 +1,35 @@
-"""The plan: slices, the programs it compiles, what it makes of them, and the TPU compiler."""
+"""The plan: what it recommends, how it is shown, and what the TPU compiler says."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import json
-import math
 import subprocess
 import sys
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from paths import ROOT
+from plan_parts import ACT, NEEDS_LIBTPU, UPDATE
 from rich.console import Console
 
-import sebulba
-from sebulba import Config, ConfigError, NetworkConfig, R2D2Config, Topology, algorithms, presets
+from sebulba import Config, ConfigError, algorithms, presets
 from sebulba.cli import plan_table
 from sebulba.cli.main import main
-from sebulba.devices import placement, tpu_slices
-from sebulba.devices.compiler import Program, find_collectives, inspect, reason
-from sebulba.learners import Learner, SynchronizedUpdate, VTraceLearner
+from sebulba.devices import placement
 from sebulba.planning import plan
-from sebulba.planning.lowering import Lowered, lower
 from sebulba.planning.plan import Row
-from sebulba.planning.roofline import Estimate, Machine, Work, estimate
-from sebulba.runners.environments import default_make_env, probe
+from sebulba.planning.roofline import Estimate
 
 RESULTS = ROOT / "benchmarks" / "results" / "tpu_compile.json"
-NEEDS_LIBTPU = "needs the TPU compiler: pip install 'sebulba[tpu]'"
-
-
-# Slices
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "hosts", "per_host", "cpus"),
-    [
-        ("v2-8", "2x2", 1, 8, 96),
-        ("v3-8", "2x2", 1, 8, 96),
-        ("v3-32", "4x4", 4, 8, 48),
-        ("v4-8", "2x2x1", 1, 4, 240),
-        ("v4-4096", "8x16x16", 512, 4, 240),
-        ("v5litepod-16", "4x4", 4, 4, 112),
-        ("v5e-1", "1x1", 1, 1, 24),
-        ("v5e-8", "2x4", 1, 8, 224),
-        ("v5e-256", "16x16", 64, 4, 112),
-        ("v5p-8", "2x2x1", 1, 4, 208),
-        ("v5p-16", "2x2x2", 2, 4, 208),
-        ("v6e-8", "2x4", 1, 8, 180),
-        ("v6e-32", "4x8", 8, 4, 180),
-        ("tpu7x-8", "2x2x1", 1, 8, 224),
-        ("tpu7x-16", "2x2x2", 2, 8, 224),
-    ],
-)
-def test_slice_names(name: str, shape: str, hosts: int, per_host: int, cpus: int) -> None:
-    found = tpu_slices.parse(name)
-    assert (found.shape, found.hosts, found.devices_per_host) == (shape, hosts, per_host)
-    assert found.cpus == cpus
-    assert found.name == name.replace("v5litepod", "v5e")
-
-
-def test_the_number_in_a_name_counts_cores_or_chips() -> None:
-    for name in tpu_slices.names():
-        found = tpu_slices.parse(name)
-        assert found.chips * found.generation.cores_per_chip == int(name.split("-")[1])
-        assert found.hosts * found.chips_per_host == found.chips
-
-
-def test_a_device_has_its_share_of_a_chip() -> None:
-    v3, v4 = tpu_slices.parse("v3-8"), tpu_slices.parse("v4-8")
-    tpu7x = tpu_slices.parse("tpu7x-8")
-    assert v3.flops == 123e12 / 2 and v3.hbm_bytes == 16 * 2**30
-    assert v4.flops == 275e12 and v4.hbm_bytes == 32 * 2**30
-    assert tpu7x.flops == 2307e12 / 2 and tpu7x.hbm_bytes == 96 * 2**30
-
-
-def test_devices_are_known_again() -> None:
-    pytest.importorskip("libtpu", reason=NEEDS_LIBTPU)
-    code = """
-import jax
-from sebulba.devices import tpu_slices
-jax.config.update("jax_platforms", "cpu")
-for name in ("v2-8", "v3-32", "v4-16", "v5e-8", "v5e-16", "v5p-16", "v6e-1", "v6e-32", "tpu7x-16"):
-    found = tpu_slices.identify(tpu_slices.devices(tpu_slices.parse(name)))
-    assert found == tpu_slices.parse(name), (name, found)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
-
-
-def test_cpus_are_no_slice() -> None:
-    assert tpu_slices.identify(jax.devices()) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match=f"steps_per_core is {rate}, but must be above 0"):
         plan.make(presets.get("vtrace-catch"), "v5e-8", rate)
-
-
-def test_unknown_slices_get_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"'v5e-17' is unknown.*v5e-16, v5e-32") as error:
-        tpu_slices.parse("v5e-17")
-    assert "v3-8" not in str(error.value)
-    for name in ("", "h100-8", "v3", "v3-x"):
-        with pytest.raises(ConfigError, match="v3-8, v3-32"):
-            tpu_slices.parse(name)
-
-
-# Programs: the same arrays as a run's
-
-
-class Called(Exception):
-    """The first update of a run; its argument is what it was called with."""
-
-
-def shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree)
-
-
-def tiny(preset: str, **changes: Any) -> Config:
-    config = dataclasses.replace(
-        presets.get(preset),
-        total_steps=300,
-        envs_per_actor=4,
-        batch_size=8,
-        num_inference_devices=1,
-        network=NetworkConfig(hidden_sizes=(8,)),
-    )
-    if isinstance(config, R2D2Config):
-        config = dataclasses.replace(
-            config,
-            batch_size=4,
-            network=NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8),
-            replay=dataclasses.replace(config.replay, capacity=64, min_size=4),
-        )
-    return dataclasses.replace(config, **changes)
-
-
-def lowered(config: Config, topology: Topology) -> Lowered:
-    return lower(algorithms.of(config), config, probe(default_make_env(config)), topology)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["vtrace-catch", "r2d2-catch"])
-def test_the_plan_compiles_what_a_run_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(preset)
-    topology = Topology.split(1, jax.devices()[:3])
-
-    def spy(
-        self: SynchronizedUpdate, state: Any, batch: Any, fixed: Any = (), progress: float = 0.0
-    ) -> Any:
-        raise Called(shapes((state, batch, fixed, np.float32(progress))))
-
-    monkeypatch.setattr(SynchronizedUpdate, "__call__", spy)
-    with pytest.raises(Called) as called:
-        sebulba.train(config, topology=topology, progress=False)
-    programs = lowered(config, topology)
-    ((update, times),) = programs.update
-    assert times == 1
-    assert shapes(update.args_info[0]) == called.value.args[0]
-    program = inspect(update)
-    assert set(program.collectives) == {"all-reduce"}
-    params = jax.tree.leaves(update.args_info[0][0].params)
-    numbers = sum(math.prod(leaf.shape) for leaf in params)
-    # Gradients, and a few scalars of the logs.
-    assert 4 * numbers <= program.all_reduce_bytes <= 4 * numbers + 100
-    assert inspect(programs.act).flops > 0
-
-
-def test_an_update_in_microbatches() -> None:
-    config = tiny("vtrace-catch", num_microbatches=2)
-    programs = lowered(config, Topology.split(1, jax.devices()[:3]))
-    assert [times for _, times in programs.update] == [2, 1]
-    gradient, rest = (inspect(program) for program, _ in programs.update)
-    assert gradient.all_reduce_bytes > 0 == rest.all_reduce_bytes
-
-
-@pytest.mark.parametrize(
-    "preset", ["ppo-cartpole", pytest.param("pqn-cartpole", marks=pytest.mark.slow)]
-)
-def test_epochs_of_minibatches_are_parts_of_one_update(preset: str) -> None:
-    config = tiny(preset, num_epochs=2, num_minibatches=4)
-    programs = lowered(config, Topology.split(1, jax.devices()[:3]))
-    # The targets, the order of each epoch, and a gradient with its step for each minibatch.
-    assert [times for _, times in programs.update] == [1, 2, 8]
-    *_, step = (inspect(program) for program, _ in programs.update)
-    assert step.all_reduce_bytes > 0
-    assert inspect(programs.act).flops > 0
-
-
-def test_a_learner_that_does_not_say_how_to_lower_its_update_is_refused() -> None:
-    class Opaque(VTraceLearner):
-        lower = Learner.lower
-
-    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=Opaque)
-    config = tiny("vtrace-catch")
-    spec = probe(default_make_env(config))
-    with pytest.raises(
-        ConfigError, match=r"vtrace cannot be planned \(Opaque .*\): define .* lower"
-    ):
-        lower(algorithm, config, spec, Topology.split(1, jax.devices()[:3]))
-
-
-def test_replay_on_the_device_takes_memory() -> None:
-    config = tiny("r2d2-catch")
-    assert isinstance(config, R2D2Config)
-    topology = Topology.split(1, jax.devices()[:3])
-    step = 4 * (10 * 5 + 3 + 1)  # Board, reward, discount, action; in float32 and int32.
-    on_host = lowered(config, topology).upkeep
-    assert not on_host.programs
-    # A batch of sequences for each update, and the unrolls that completed as many.
-    assert on_host.gathered > step * config.sequence_length * config.batch_size
-    assert on_host.stored > step * config.unroll_length * config.batch_size
-    assert on_host.stored < 1.2 * on_host.gathered / 2
-    replay = dataclasses.replace(config.replay, storage="device", capacity=1000)
-    on_device = lowered(dataclasses.replace(config, replay=replay), topology).upkeep
-    assert on_device.gathered == on_device.stored == 0
-    (read, reads), (write, writes) = on_device.programs
-    assert (reads, writes) == (1, config.batch_size / config.envs_per_actor)
-    least = step * config.unroll_length * 1000 // 2
-    assert min(inspect(read).hbm, inspect(write).hbm) > least
-
-
-def test_a_replay_that_does_not_fit_is_refused() -> None:
-    topology = Topology.split(1, jax.devices()[:3])
-    machines = (Machine(tpu_slices.parse("v5e-8"), 1, 1e3),) * 2
-    rows = []
-    for capacity in (1_000, 40_000_000):
-        config = tiny("r2d2-catch")
-        assert isinstance(config, R2D2Config)
-        replay = dataclasses.replace(config.replay, storage="device", capacity=capacity)
-        config = dataclasses.replace(config, replay=replay)
-        spec = probe(default_make_env(config))
-        rows.append(plan._row(algorithms.of(config), config, spec, topology, machines, {}))
-    small, large = rows
-    assert small.refused is None and small.estimate is not None
-    assert 0 < small.estimate.replay_seconds < 1e-3
-    assert large.estimate is None and large.hbm > 16 * 2**30
-    assert "of the 16 GiB of a device" in str(large.refused)
-
-
-# Reading the compiler
-
-
-def test_collectives_are_read_off_the_text() -> None:
-    text = """
-  %all-reduce.3 = (f32[18]{0:T(256)}, /*index=1*/f32[256,18]{0,1:T(8,128)}) all-reduce(%a, %b)
-  %get-tuple-element.4 = f32[18]{0} get-tuple-element(%all-reduce.3), index=0
-  %all-gather.1 = bf16[4,8]{1,0} all-gather(%c), dimensions={0}
-  %all-reduce-start.1 = f32[2]{0} all-reduce-start(%d)
-"""
-    found = [("all-reduce", 4 * (18 + 256 * 18)), ("all-gather", 2 * 32), ("all-reduce", 8)]
-    assert find_collectives(text) == found
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        (
-            "INTERNAL: RET_CHECK failure (a/b.cc:1879) count == target(kCore) On platforms with "
-            "limited routing include all\n\nmore",
-            "On platforms with limited routing include all",
-        ),
-        (
-            "INTERNAL: RET_CHECK failure (a/net.cc:23) id < kMax Unexpected device_id 12 [0:4] in "
-            "replica group (0,1,2,3,4,5)",
-            "Unexpected device_id 12 [0:4] in replica group (...)",
-        ),
-        ("RESOURCE_EXHAUSTED: Ran out of memory", "RESOURCE_EXHAUSTED: Ran out of memory"),
-        ("x" * 500, "x" * 107 + "..."),
-    ],
-)
-def test_a_reason_is_one_short_line(message: str, line: str) -> None:
-    assert reason(message) == line
-
-
-# Rates
-
-
-ACT = Program(flops=61.5e9, bytes=1e6, hbm=1, all_reduce_bytes=0, collectives={}, seconds=1.0)
-UPDATE = Program(flops=1e6, bytes=9e9, hbm=1, all_reduce_bytes=10**9, collectives={}, seconds=1.0)
-
-
-def test_rates_by_hand() -> None:
-    topology = Topology.split(4, jax.devices())
-    machine = Machine(tpu_slices.parse("v3-8"), frame_skip=4, steps_per_core=1000.0)
-    rates = estimate(Work(32, 2, 64 * 20, ACT, UPDATE), topology, machine)
-    assert rates.act_seconds == pytest.approx(1e-3)  # 61.5 G of 61.5 T operations/s.
-    # 9 GB of 450 GB/s; and 3/4 of 1 GB twice over 140 GB/s.
-    assert rates.update_seconds == pytest.approx(0.02 + 1.5 / 140)
-    assert rates.update_bound == "memory"
-    # Two actors on each device, each of which acts, then waits for its environments.
-    assert rates.acting == pytest.approx(4 / (1 / (2 * 4 * 32 / 1e-3) + 1 / 96e3))
-    assert rates.replay_seconds == 0
-    assert rates.learning == pytest.approx(4 * 64 * 20 / (0.02 + 1.5 / 140))
-    assert rates.environments == pytest.approx(4 * 96 * 1000)
-    assert rates.frames == pytest.approx(rates.learning) and rates.bound == "learning"
-    assert rates.cores_per_host == pytest.approx(rates.learning / 4 / 1000)
-
-
-def test_shared_devices_do_both_in_turn() -> None:
-    num_envs, steps = 32, 640
-    machine = Machine(tpu_slices.parse("v3-8"), 1, 1e12)
-    work = Work(num_envs, 2, steps, ACT, UPDATE)
-    rates = estimate(work, Topology.shared(jax.devices()), machine)
-    act_calls = steps / (8 * num_envs)
-    seconds = rates.update_seconds + act_calls * rates.act_seconds
-    assert rates.acting == rates.learning == pytest.approx(0.8 * steps / seconds)
-    # While an actor's environments step, its device learns and acts for another.
-    act_rate = 2 * 8 * num_envs / rates.act_seconds
-    slow = estimate(work, Topology.shared(jax.devices()), machine._replace(steps_per_core=100.0))
-    assert slow.acting == pytest.approx(1 / (1 / act_rate + 1 / 9600))
-    assert slow.bound == "environments"
-
-
-def test_two_actors_do_not_keep_a_device_busy_that_waits_for_environments() -> None:
-    topology = Topology.split(4, jax.devices())
-    work = Work(32, 2, 64 * 20, ACT, UPDATE)
-    rates = {
-        steps: estimate(work, topology, Machine(tpu_slices.parse("v3-8"), 1, steps))
-        for steps in (100.0, 1e3, 1e9)
-    }
-    device = 4 * 32 / rates[1e9].act_seconds
-    assert rates[1e9].acting == pytest.approx(device)
-    assert rates[1e3].acting < 96e3 < device
-    assert rates[100.0].bound == "environments" and rates[100.0].frames < 9600
-
-
-def test_the_work_of_a_replay_is_counted() -> None:
-    topology = Topology.split(2, jax.devices())
-    chip = tpu_slices.parse("v5e-8")
-    machine = Machine(chip, 1, 1e9)
-    without = Work(32, 2, 64 * 20, ACT, UPDATE)
-    # The learner's thread gathers while the devices update, so the longer of the two counts.
-    on_host = estimate(without._replace(gathered=190e6, stored=60e6), topology, machine)
-    assert on_host.replay_seconds == pytest.approx(0.1 + 0.01 + 250e6 / (6 * 16e9))
-    assert on_host.learning == pytest.approx(64 * 20 / on_host.replay_seconds)
-    assert on_host.update_bound == "replay"
-    little = estimate(without._replace(gathered=190e3, stored=60e3), topology, machine)
-    assert little.learning == estimate(without, topology, machine).learning
-    # On the devices it takes the place of the update.
-    piece = dataclasses.replace(ACT, flops=0.0, bytes=chip.hbm_bandwidth * 0.002)
-    on_device = estimate(without._replace(besides=((piece, 1.5),)), topology, machine)
-    assert on_device.replay_seconds == pytest.approx(0.003)
-    seconds = on_device.update_seconds + on_device.replay_seconds
-    assert on_device.learning == pytest.approx(64 * 20 / seconds)
 
 
 A, B, SHARED = "a0-l1,2,3", "a0,1-l2,3", "a0,1,2,3-l0,1,2,3"

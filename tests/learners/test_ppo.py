@@ -1,0 +1,102 @@
+"""PPO: its targets, its ratio, and when a turn ends early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from epoch_parts import (
+    LSTM,
+    SPEC,
+    B,
+    T,
+    add,
+    agent_of,
+    make_learner,
+    new_state,
+    on_host,
+    ppo,
+    prepared,
+    trajectory,
+    trajectory_of,
+    updated,
+)
+from unrolls import random_params
+
+from sebulba import (
+    PPOConfig,
+)
+from sebulba.types import (
+    BoxSpec,
+    DiscreteSpec,
+    MultiDiscreteSpec,
+    Trajectory,
+)
+
+
+def slow_targets(values: Any, batch: Trajectory, config: PPOConfig) -> tuple[Any, Any]:
+    """Normalized advantages and returns, of one column after the other, in float64."""
+    timestep, advantages = batch.timestep, np.zeros((T, B))
+    for b in range(B):
+        following = 0.0
+        for t in reversed(range(T)):
+            if timestep.first[t + 1, b]:
+                following = 0.0
+                continue
+            discount = config.discount * timestep.discount[t + 1, b]
+            error = timestep.reward[t + 1, b] + discount * values[t + 1, b] - values[t, b]
+            following = error + discount * config.lambda_ * following
+            advantages[t, b] = following
+    returns = values[:-1] + advantages
+    valid = ~timestep.first[1:]
+    chosen = advantages[valid]
+    normalized = np.where(valid, (advantages - chosen.mean()) / chosen.std(), 0)
+    return (normalized if config.normalize_advantages else advantages), returns
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_targets_are_those_of_a_slow_loop(normalize: bool) -> None:
+    config, batch = ppo(normalize_advantages=normalize, network=LSTM), trajectory("ppo", LSTM)
+    params = new_state(config).train.params
+    output, _ = agent_of(config).unroll(params, batch.timestep, batch.initial_state)
+    found = prepared(config, batch)
+    advantages, returns = slow_targets(np.float64(output.value), batch, config)
+    np.testing.assert_allclose(found.samples.targets.advantages, advantages, atol=1e-5)
+    np.testing.assert_allclose(found.samples.targets.returns, returns, atol=1e-5)
+    valid = ~batch.timestep.first[1:]
+    errors = (returns - np.float64(output.value)[:-1])[valid]
+    explained = 1 - errors.var() / returns[valid].var()
+    assert float(found.logs["explained_variance"]) == pytest.approx(explained, abs=1e-4)
+
+
+BOX = BoxSpec(-np.ones(2, np.float32), np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("action", [DiscreteSpec(3), MultiDiscreteSpec((2, 3)), BOX])
+def test_the_ratio_is_to_the_policy_that_acted(action: Any) -> None:
+    """Of the policy that acts now, it is 1 in the first minibatch, whatever its actions are."""
+    spec = SPEC._replace(action=action)
+    config = ppo(num_minibatches=1, num_epochs=1)
+    batch = trajectory_of(config, spec=spec)
+    fresh, stale = (random_params(agent_of(config, spec), seed=seed) for seed in (5, 6))
+    for params, is_fresh in ((fresh, True), (stale, False)):
+        learner = make_learner(config, spec=spec)
+        add(learner, batch)
+        samples = learner.prepare_turn(params, learner._turn).samples
+        _, logs = learner.loss(params, samples)
+        assert (abs(float(logs["approx_kl"])) < 1e-6) == is_fresh
+        assert (float(logs["clip_fraction"]) == 0) == is_fresh
+        assert np.isfinite(float(logs["entropy"]))
+
+
+@pytest.mark.slow
+def test_epochs_are_left_out_once_the_policy_has_moved_far_enough() -> None:
+    batch = trajectory("ppo")
+    one, _ = updated(ppo(num_epochs=1), batch)
+    whole, _ = updated(ppo(num_epochs=4), batch)
+    assert np.abs(on_host(whole.train) - on_host(one.train)).max() > 1e-4
+    stopped, _ = updated(ppo(num_epochs=4, target_kl=1e-9), batch)
+    np.testing.assert_array_equal(on_host(stopped), on_host(one))
+    free, _ = updated(ppo(num_epochs=4, target_kl=1e9), batch)
+    np.testing.assert_array_equal(on_host(free), on_host(whole))
