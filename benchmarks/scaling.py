@@ -163,7 +163,8 @@ def measure(options: Options, processes: int, devices: int) -> dict[str, Any]:
         words = ["pod", "--hosts", str(processes), "--devices-per-host", str(devices), "--"]
         words += ["train", options.preset, "--out", str(out), "--total-steps", str(steps)]
         words += ["--log-every", str(max(1, options.updates // INTERVALS))]
-        words += ["--envs-per-actor", str(envs), "--batch-size", str(envs), "--num-inference", "1"]
+        words += ["--envs-per-actor", str(envs), "--batch-size", str(envs)]
+        words += ["--num-inference-devices", "1"]
         subprocess.run(
             [sys.executable, "-m", "sebulba", *words], check=True, stdout=subprocess.DEVNULL
         )

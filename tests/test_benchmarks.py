@@ -374,6 +374,22 @@ def test_every_layout_that_the_preset_allows(load: Load) -> None:
     assert [len(topology.learners) for topology in scaling.layouts(odd)] == [1, 7]
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_what_scaling_trains_is_a_config(
+    devices: int, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = load("scaling")
+
+    def run(command: list[str], **_: Any) -> None:
+        _, preset, *words = command[command.index("--") + 1 :]
+        parse(presets.get(preset), words).config.validate()
+        raise InterruptedError  # Nothing is trained.
+
+    monkeypatch.setattr(scaling.subprocess, "run", run)
+    with pytest.raises(InterruptedError):
+        scaling.measure(scaling.Options(), processes=2, devices=devices)
+
+
 def test_rows_of_scaling_are_written_at_once(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
