@@ -70,7 +70,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo-breakout": (*MANY, "--unroll-length", "64"),
     "pqn-breakout": MANY,
 }
-"""Of a stage's training, after what was tuned; in results/h200 is what they learned."""
+"""Of a stage's training, after what was tuned. results/h200 has what all but the last learned."""
 TRAININGS = {"pong": ("shallow", "pong"), "breakout": ("shallow", "breakout")} | {
     f"{tuned}-{game}": (tuned, game) for tuned in ("ppo", "pqn") for game in GAMES
 }
