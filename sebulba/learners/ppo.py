@@ -36,7 +36,7 @@ class PPOConfig(EpochConfig):
     clip_ratio: Positive = 0.2
     """epsilon: the ratio of the probabilities is clipped to 1 - epsilon and 1 + epsilon."""
     clip_value: Limit = None
-    """How far a value may move in a turn before its loss stops to fall; None: any distance."""
+    """How far a value may move in a turn before its loss stops falling; None: any distance."""
     normalize_advantages: bool = True
     """Give the advantages of all devices and hosts, in each turn, mean 0 and variance 1."""
     target_kl: Limit = None
