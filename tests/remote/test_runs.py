@@ -300,13 +300,18 @@ def test_environments_without_a_name_cannot_be_remote(address: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["vtrace-catch", "r2d2-catch"])
+@pytest.mark.parametrize("preset", ["vtrace-catch", "ppo-cartpole", "r2d2-catch"])
 def test_catch_is_learned_while_env_hosts_are_killed(
     preset: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     config = dataclasses.replace(
-        sebulba.presets.get(preset), remote_lanes=2, actors_per_device=0, total_steps=400_000
+        sebulba.presets.get(preset),
+        env="sebulba/Catch",
+        reward_scale=1.0,
+        remote_lanes=2,
+        actors_per_device=0,
+        total_steps=400_000,
     )
     words = ("--env", config.env, "--envs", str(config.envs_per_actor))
     hosts = [HostProcess(address, words) for _ in range(2)]
