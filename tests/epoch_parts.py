@@ -134,11 +134,13 @@ def prepared(config: EpochConfig, batch: Trajectory, learners: int = 1) -> Any:
     return learner.prepare_turn(new_state(config, learners).train.params, learner._turn)
 
 
-def updated(config: EpochConfig, batch: Trajectory, learners: int = 1) -> tuple[Any, Any]:
+def updated(
+    config: EpochConfig, batch: Trajectory, learners: int = 1, progress: float = 0.0
+) -> tuple[Any, Any]:
     """State and logs after one turn."""
     learner = make_learner(config, learners)
     add(learner, batch, learners=learners)
-    state, logs = learner.update(new_state(config, learners), 0.0)
+    state, logs = learner.update(new_state(config, learners), progress)
     return jax.device_get(state), {name: float(value) for name, value in logs.items()}
 
 

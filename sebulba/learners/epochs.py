@@ -102,6 +102,8 @@ class Samples(NamedTuple):
       state: ``[N, ...]``, the recurrent state before each sequence.
       first: bool ``[L, N]``, whether the timestep after the action starts a new episode.
       targets: ``[L, N]``, as ``EpochLearner.targets`` returned them.
+      progress: float32 scalar, the share of ``total_steps`` that is done, for weights that change
+        in the course of training. Only in ``EpochLearner.loss``; elsewhere None.
     """
 
     timestep: Timestep
@@ -109,6 +111,7 @@ class Samples(NamedTuple):
     state: State
     first: jax.Array
     targets: ArrayTree
+    progress: jax.Array | None = None
 
 
 _AXES: Any = Samples(timestep=1, actor=1, state=0, first=1, targets=1)  # type: ignore[arg-type]
@@ -220,13 +223,14 @@ class EpochLearner(Learner):
         """All epochs on this turn's trajectories; ``state`` is donated."""
         train, turns = state
         samples, *once = self.prepare_turn(train.params, self._turn)
+        done = np.float32(progress)
         logs: list[Logs] = []
         for number in range(self.config.num_epochs):
             # Loops in Python: on a device that also acts, an actor's step can run between two
             # programs, but not in the middle of one.
             minibatches = self.shuffle(samples, turns, np.int32(number))
             for minibatch in minibatches:
-                train, its_logs, _ = self.synchronized(train, (minibatch,), progress=progress)
+                train, its_logs, _ = self.synchronized(train, (minibatch,), done, progress)
                 logs.append(its_logs)
             if self.is_enough(logs[-len(minibatches) :]):
                 break
@@ -241,7 +245,7 @@ class EpochLearner(Learner):
         samples = described(prepare.out_info.samples, _AXES, self._topology)
         shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))
         minibatch = described(shuffle.out_info[0], _AXES, self._topology)
-        step = self.synchronized.lower(state.train, (minibatch,))
+        step = self.synchronized.lower(state.train, (minibatch,), np.float32(0))
         return [
             (prepare, 1),
             (shuffle, epochs),
@@ -318,10 +322,12 @@ class EpochLearner(Learner):
             check_vma=False,
         )(samples, turns, epoch)
 
-    def _loss(self, params: Params, _: ArrayTree, parts: Batch) -> tuple[jax.Array, LossOutput]:
+    def _loss(
+        self, params: Params, progress: ArrayTree, parts: Batch
+    ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         (samples,) = parts
-        total, logs = checked_loss(self, self.loss(params, samples))
+        total, logs = checked_loss(self, self.loss(params, samples._replace(progress=progress)))
         return total, LossOutput({"loss": total, **logs})
 
     def _finish_turn(

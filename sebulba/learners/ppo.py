@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ class PPOConfig(EpochConfig):
     """Weight of the value's loss beside the policy's."""
     entropy_cost: NotNegative = 0.01
     """Weight of the policy's entropy, which keeps it from settling too early."""
+    entropy_decay_to_zero: bool = False
+    """Decay entropy_cost linearly to 0 at total_steps, so that actions become less random."""
     optimizer: OptimizerConfig = OptimizerConfig(
         name="adam", learning_rate=2.5e-4, epsilon=1e-5, max_gradient_norm=0.5
     )
@@ -128,9 +130,11 @@ class PPOLearner(EpochLearner):
         entropy_loss = losses.mean_loss(
             losses.entropy_loss(self.distribution.entropy(output.policy), first)
         )
-        total = (
-            policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
-        )
+        entropy_cost: Any = config.entropy_cost
+        if config.entropy_decay_to_zero:
+            assert samples.progress is not None
+            entropy_cost = entropy_cost * (1 - samples.progress)
+        total = policy_loss + config.baseline_cost * baseline_loss + entropy_cost * entropy_loss
         return total, {
             "policy_loss": policy_loss,
             "baseline_loss": baseline_loss,

@@ -90,6 +90,20 @@ def test_the_ratio_is_to_the_policy_that_acted(action: Any) -> None:
         assert np.isfinite(float(logs["entropy"]))
 
 
+@pytest.mark.parametrize("learners", [1, 4])
+def test_the_weight_of_the_entropy_falls_to_zero(learners: int) -> None:
+    batch = trajectory("ppo")
+
+    def params(progress: float, **changes: Any) -> Any:
+        # Another progress also changes the learning rate, so only equal ones compare.
+        state, _ = updated(ppo(**changes), batch, learners, progress)
+        return on_host(state.train.params)
+
+    falling: dict[str, Any] = dict(entropy_cost=0.4, entropy_decay_to_zero=True)
+    np.testing.assert_allclose(params(0.25, **falling), params(0.25, entropy_cost=0.3), atol=1e-6)
+    assert np.abs(params(0.25, **falling) - params(0.25, entropy_cost=0.4)).max() > 1e-4
+
+
 @pytest.mark.slow
 def test_epochs_are_left_out_once_the_policy_has_moved_far_enough() -> None:
     batch = trajectory("ppo")
