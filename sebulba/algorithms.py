@@ -17,7 +17,7 @@ import optax
 from sebulba.agents import distributions
 from sebulba.agents.forms import Needs
 from sebulba.agents.reference import PolicyAgent, QAgent, check_spec, epsilon_greedy
-from sebulba.config import Config, build
+from sebulba.config import Config, build, whole_unrolls
 from sebulba.devices.topology import Topology
 from sebulba.inference.exploration import Exploration, epsilon_ladder, linear_epsilon
 from sebulba.learners import r2d2
@@ -43,29 +43,8 @@ def make_policy_agent(config: Config, spec: EnvSpec, acts: Acts = "training") ->
       ConfigError: the network does not fit the observation or the action.
     """
     check_spec(config.network, spec, config.env)
-    try:
-        distribution = distributions.make(spec.action, config.network.squash)
-    except ValueError as error:
-        raise ConfigError(
-            f"{error} Set network.squash, on the command line with --network.squash."
-        ) from error
+    distribution = distributions.make(spec.action, config.network.squash)
     return PolicyAgent(config.network, spec, distribution, greedy=acts == "greedily")
-
-
-def whole_unrolls(config: Config) -> int:
-    """Unrolls in a batch of ``batch_size`` trajectories, ``envs_per_actor`` in each unroll.
-
-    Raises:
-      ConfigError: ``batch_size`` is not a multiple of ``envs_per_actor``.
-    """
-    unrolls, rest = divmod(config.batch_size, config.envs_per_actor)
-    if rest:
-        raise ConfigError(
-            f"batch_size {config.batch_size} is not a multiple of envs_per_actor "
-            f"{config.envs_per_actor}: an update takes whole trajectories of its actors. Make it "
-            f"{max(1, unrolls) * config.envs_per_actor}, or change envs_per_actor."
-        )
-    return unrolls
 
 
 def fit_unrolls(config: C, num_learners: int) -> C:

@@ -324,3 +324,19 @@ def build(kind: type[Any], fields: dict[str, Any]) -> Any:
             value = Path(value)  # The default is None, which does not tell the type.
         built[name] = value
     return kind(**built)
+
+
+def whole_unrolls(config: Config) -> int:
+    """Unrolls in a batch of ``batch_size`` trajectories, ``envs_per_actor`` in each unroll.
+
+    Raises:
+      ConfigError: ``batch_size`` is not a multiple of ``envs_per_actor``.
+    """
+    unrolls, rest = divmod(config.batch_size, config.envs_per_actor)
+    if rest:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is not a multiple of envs_per_actor "
+            f"{config.envs_per_actor}: an update takes whole trajectories of its actors. Make it "
+            f"{max(1, unrolls) * config.envs_per_actor}, or change envs_per_actor."
+        )
+    return unrolls

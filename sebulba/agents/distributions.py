@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.types import ActionSpec, DiscreteSpec, MultiDiscreteSpec
+from sebulba.validation import ConfigError
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Deviations are from 0.0067 to 7.4: nothing overflows, and float32 ratios are exact to 1e-4."""
@@ -153,7 +154,7 @@ class DiagonalGaussian:
         ``raw``, which is in the environment's own units; bounds may be infinite.
 
     Raises:
-      ValueError: the bounds differ in shape, are not ordered, or are infinite with "tanh"; or
+      ConfigError: the bounds differ in shape, are not ordered, or are infinite with "tanh"; or
         ``squash`` is neither.
     """
 
@@ -163,16 +164,17 @@ class DiagonalGaussian:
 
     def __post_init__(self) -> None:
         if self.squash not in ("tanh", "clip"):
-            raise ValueError(f"squash is {self.squash!r}; choose 'tanh' or 'clip'.")
+            raise ConfigError(f"squash is {self.squash!r}; choose 'tanh' or 'clip'.")
         if self.low.shape != self.high.shape or not np.all(self.low < self.high):
-            raise ValueError(
+            raise ConfigError(
                 f"low is {self.low} and high is {self.high}, but every low must be below its high:"
                 " correct the action spec of the environment."
             )
         if self.squash == "tanh" and not np.all(np.isfinite([self.low, self.high])):
-            raise ValueError(
+            raise ConfigError(
                 f"low is {self.low} and high is {self.high}, but tanh needs finite bounds to map"
-                " to: choose squash='clip', or bound the actions in the environment."
+                " to: choose squash='clip' (network.squash, on the command line --network.squash "
+                "clip), or bound the actions in the environment."
             )
 
     @property

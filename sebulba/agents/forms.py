@@ -63,7 +63,10 @@ def check_forms(agent: Agent, spec: EnvSpec, needs: Needs) -> None:
     _check_lead(agent, "the outputs of unroll", outputs, (length, batch))
     if needs == "policy":
         _check_policy(agent, spec, acted, outputs, (length, batch))
-    elif needs == "values" and isinstance(spec.action, DiscreteSpec):
+    elif needs == "values":
+        if not isinstance(spec.action, DiscreteSpec):
+            what = f"its environment's action is {spec.action}"
+            raise refusal(agent, what, "Q-learning takes the best of one discrete action")
         lead, size = (length, batch), spec.action.num_actions
         _check(agent, "the extras of act", acted.extras, (batch, size), np.float32)
         _check(agent, "the output of unroll", outputs, (*lead, size), np.float32)

@@ -8,7 +8,7 @@ frames for stacking, as well as the state of the LSTM.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -386,7 +386,8 @@ def _flatten(leaf: Array) -> Array:
 
 def _unpack(observation: Any) -> tuple[Any, Any]:
     """Return the observation and the previous action, or None if that is not observed."""
-    if isinstance(observation, dict) and set(observation) == {"observation", "action"}:
+    # Flax makes other mappings of the dicts in a module's attributes.
+    if isinstance(observation, Mapping) and set(observation) == {"observation", "action"}:
         return observation["observation"], observation["action"]
     return observation, None
 

@@ -15,10 +15,10 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from sebulba.config import Config
+from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Learner, Logs
-from sebulba.learners.forms import checked_loss, checked_pair
+from sebulba.learners.forms import checked_loss, checked_targets
 from sebulba.learners.microbatches import fewest
 from sebulba.learners.sharding import (
     TRAJECTORY_AXES,
@@ -78,7 +78,7 @@ def fit_minibatches(config: C, num_learners: int) -> C:
 
     ``batch_size`` grows with it: a turn keeps its number of unrolls.
     """
-    unrolls = config.batch_size // config.envs_per_actor
+    unrolls = whole_unrolls(config)
     parts = config.num_minibatches * (config.num_microbatches or 1)
     sequences = unrolls * (config.unroll_length if config.network.core == "none" else 1)
     multiple = num_learners * (parts // math.gcd(parts, sequences))
@@ -277,7 +277,7 @@ class EpochLearner(Learner):
             timestep = trajectory.timestep
             output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)
             told = self.targets(trajectory, output)
-            targets, logs = checked_pair(self, "targets", told, "targets")
+            targets, logs = checked_targets(self, told, timestep.first[1:].shape)
             measured = lax.pmean(measure(self.agent, params, timestep), LEARNER_AXIS)
             samples = Samples(
                 jax.tree.map(lambda leaf: leaf[:-1], timestep),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.learners.base import Learner, Logs
+from sebulba.types import ArrayTree
 from sebulba.validation import ConfigError
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, float, int)
@@ -42,6 +43,26 @@ def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
     total, logs = checked_pair(learner, "loss", result, "loss")
     _check_scalar(learner, "loss", "the loss", total)
     return total, logs
+
+
+def checked_targets(learner: Learner, result: Any, lead: tuple[int, ...]) -> tuple[ArrayTree, Logs]:
+    """What ``targets`` has returned, if it is arrays ``[T, B, ...]`` and scalars to log.
+
+    Args:
+      lead: T and B.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    targets, logs = checked_pair(learner, "targets", result, "targets")
+    for path, leaf in jax.tree.leaves_with_path(targets):
+        if jnp.shape(leaf)[:2] != lead:
+            raise ConfigError(
+                f"{type(learner).__name__}.targets: the targets{jax.tree_util.keystr(path)} are "
+                f"{_in_words(leaf)}; they must begin with the axes [T, B], here {list(lead)}: "
+                "return one for each step of each environment, in the order of the trajectory."
+            )
+    return targets, logs
 
 
 def _check_scalar(learner: Learner, method: str, name: str, value: Any) -> None:

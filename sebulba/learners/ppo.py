@@ -99,8 +99,11 @@ class PPOLearner(EpochLearner):
         )
         values = output.value[:-1]
         returns = values + advantages
-        # Of the errors of the values, which are the advantages, in terms of the returns.
-        unexplained = _variance(advantages, valid) / (_variance(returns, valid) + 1e-8)
+        # Of the errors of the values, which are the advantages, in terms of the returns. Of returns
+        # that are the same up to rounding there is nothing to explain.
+        variance = _variance(returns, valid)
+        is_constant = variance <= 1e-10 * masked_mean(jnp.square(returns), valid)
+        unexplained = jnp.where(is_constant, jnp.nan, _variance(advantages, valid) / variance)
         if config.normalize_advantages:
             mean = masked_mean(advantages, valid)
             deviation = jnp.sqrt(_variance(advantages, valid))

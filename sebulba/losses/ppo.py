@@ -16,6 +16,9 @@ import jax.numpy as jnp
 
 from sebulba.losses._shapes import check_shapes
 
+_MOST_LOG_RHO = 20.0
+"""A ratio of 5e8 is as far from its limits as an infinite one."""
+
 
 class ClippedPolicyOutput(NamedTuple):
     """One element for each action, ``[T, B]``, and 0 where ``first``.
@@ -57,8 +60,10 @@ def clipped_policy_loss(
         behavior_log_probs=behavior_log_probs,
         advantages=advantages,
     )
-    # Before the exponential, so that no ratio of a masked step overflows.
+    # Before the exponential, so that no ratio of a masked step overflows, and none of the others,
+    # whose gradient would then be NaN, even where the clipped ratio is the smaller one.
     log_rhos = jnp.where(first, 0.0, log_probs - behavior_log_probs)
+    log_rhos = jnp.minimum(log_rhos, _MOST_LOG_RHO)
     advantages = jnp.where(first, 0.0, jax.lax.stop_gradient(advantages))
     rhos = jnp.exp(log_rhos)
     loss = -jnp.minimum(rhos * advantages, jnp.clip(rhos, 1 - clip, 1 + clip) * advantages)

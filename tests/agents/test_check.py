@@ -14,11 +14,20 @@ import pytest
 from whole_runs import on, tiny, tiny_pqn
 
 import sebulba
-from sebulba import ActorOutput, Behavior, ConfigError, PolicyValue, algorithms, envs
+from sebulba import (
+    ActorOutput,
+    Behavior,
+    ConfigError,
+    NetworkConfig,
+    PolicyValue,
+    algorithms,
+    envs,
+)
 from sebulba.agents import distributions
+from sebulba.agents.forms import check_forms
 from sebulba.agents.reference import PolicyAgent
 from sebulba.runners.environments import default_make_env, probe
-from sebulba.types import Timestep
+from sebulba.types import ArraySpec, EnvSpec, MultiDiscreteSpec, Timestep
 
 POLICY = distributions.Categorical(3)
 
@@ -167,6 +176,14 @@ def test_a_wrong_agent_is_refused_with_its_rule(kind: Any, rule: str) -> None:
         sebulba.check_agent(kind(), tiny())
 
 
+def test_values_of_several_actions_are_refused() -> None:
+    """Q-learning takes the best of one discrete action."""
+    spec = EnvSpec(ArraySpec((3,), np.dtype(np.float32)), MultiDiscreteSpec((2, 3)), 4)
+    with pytest.raises(ConfigError, match=r"MultiDiscreteSpec.*one discrete action"):
+        agent = PolicyAgent(NetworkConfig(), spec, distributions.make(spec.action))
+        check_forms(agent, spec, "values")
+
+
 def test_an_agent_that_differs_on_purpose_says_so() -> None:
     class Dropout(OfAnotherAction):
         is_replayed_exactly = False
@@ -216,6 +233,13 @@ def with_network(config: sebulba.Config, **fields: Any) -> sebulba.Config:
             marks=pytest.mark.slow,
         ),
         (with_network(tiny(), normalize_observations=True), Nested),
+        # The last action is an array of floats too.
+        (
+            with_network(
+                tiny(env="Pendulum-v1"), core="lstm", core_size=8, normalize_observations=True
+            ),
+            None,
+        ),
         pytest.param(
             with_network(tiny_pqn(), dtype="bfloat16", core="lstm", core_size=8),
             None,

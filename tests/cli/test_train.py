@@ -128,6 +128,14 @@ BAD_OPTIONS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+@pytest.mark.parametrize(("size", "remedy"), [("4", "Make it 8"), ("12", "Make it 8")])
+def test_a_batch_of_part_of_an_unroll_is_refused(
+    size: str, remedy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = [f"batch_size {size}", "not a multiple of envs_per_actor 8", remedy]
+    assert_refused(["train", "ppo-cartpole", "--batch-size", size], says, capfd)
+
+
 @pytest.mark.parametrize("case", BAD_OPTIONS)
 def test_bad_option(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options, says = BAD_OPTIONS[case]

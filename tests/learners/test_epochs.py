@@ -40,7 +40,7 @@ from sebulba import (
 )
 from sebulba.agents.networks import MOMENTS
 from sebulba.devices.compiler import inspect
-from sebulba.learners import make_optimizer
+from sebulba.learners import PPOLearner, make_optimizer
 from sebulba.learners.epochs import Samples
 from sebulba.types import (
     ActorOutput,
@@ -217,6 +217,21 @@ def test_the_compiled_update_reduces_and_never_gathers(make: Any) -> None:
     assert [count for _, count in lowered] == [1, 2, 2 * 2 * 3, 2 * 2]
     for program, _ in lowered:
         assert set(inspect(program).collectives) <= {"all-reduce"}
+
+
+@pytest.mark.parametrize("shape", [(), (B,), (1, B), (B, T)])
+def test_targets_of_other_axes_are_refused(shape: tuple[int, ...]) -> None:
+    """Steps would be paired with the targets of other steps."""
+
+    class Other(PPOLearner):
+        def targets(self, *given: Any) -> Any:
+            return {"mine": jnp.zeros(shape)}, {}
+
+    config = ppo()
+    other = Other(config, agent_of(config), SPEC, make_optimizer(config.optimizer), topology(1))
+    add(other, trajectory("ppo"))
+    with pytest.raises(ConfigError, match=r"Other.targets: .*mine.*\[T, B\]"):
+        other.update(new_state(config), 0.0)
 
 
 # What must not be learned

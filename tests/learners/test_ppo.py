@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from epoch_parts import (
     LSTM,
+    PLAIN,
     SPEC,
     B,
     T,
@@ -24,9 +26,8 @@ from epoch_parts import (
 )
 from unrolls import random_params
 
-from sebulba import (
-    PPOConfig,
-)
+from sebulba import PolicyValue, PPOConfig
+from sebulba.devices.topology import LEARNER_AXIS
 from sebulba.types import (
     BoxSpec,
     DiscreteSpec,
@@ -68,6 +69,26 @@ def test_targets_are_those_of_a_slow_loop(normalize: bool) -> None:
     errors = (returns - np.float64(output.value)[:-1])[valid]
     explained = 1 - errors.var() / returns[valid].var()
     assert float(found.logs["explained_variance"]) == pytest.approx(explained, abs=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5])
+def test_the_explained_variance_has_no_unit(scale: float) -> None:
+    learner = make_learner(ppo(network=PLAIN))
+    rng = np.random.default_rng(0)
+    batch = trajectory("ppo")
+    values = rng.normal(size=(T + 1, B)).astype(np.float32)
+
+    def logged(scale: float) -> float:
+        reward = np.float32(scale) * batch.timestep.reward
+        scaled = batch._replace(timestep=batch.timestep._replace(reward=reward))
+        output = PolicyValue(np.float32(0), np.float32(scale) * values)
+        targets = jax.vmap(
+            learner.targets, in_axes=(None, None), axis_name=LEARNER_AXIS, axis_size=1
+        )
+        return float(targets(scaled, output)[1]["explained_variance"][0])
+
+    assert logged(scale) == pytest.approx(logged(1.0), rel=1e-3)
+    assert np.isnan(logged(0.0))
 
 
 BOX = BoxSpec(-np.ones(2, np.float32), np.ones(2, np.float32))

@@ -67,6 +67,19 @@ def test_nothing_of_a_masked_step_is_there_even_if_its_ratio_overflows() -> None
         np.testing.assert_allclose(loss, [[0.0, 2.0]])
 
 
+@pytest.mark.parametrize("advantage", [3.0, 0.0, -3.0])
+def test_a_ratio_that_overflows_is_finite(advantage: float) -> None:
+    first, behavior = jnp.zeros((1, 1), bool), jnp.full((1, 1), -101.0)
+    advantages, log_probs = jnp.full((1, 1), advantage), jnp.full((1, 1), -1.0)
+    output = policy_loss(log_probs, behavior, advantages, first)
+    gradient = jax.grad(lambda x: policy_loss(x, behavior, advantages, first).loss.sum())(log_probs)
+    assert all(np.isfinite(leaf).all() for leaf in (*output, gradient))
+    assert bool(output.is_clipped[0, 0])
+    if advantage >= 0:
+        assert float(output.loss[0, 0]) == pytest.approx(-1.2 * advantage)
+        assert float(gradient[0, 0]) == 0
+
+
 def test_values_are_held_back_too() -> None:
     before, targets = jnp.zeros((1, 4)), jnp.array([[1.0, 1.0, 1.0, -1.0]])
     values, first = jnp.array([[0.1, 0.5, -0.5, 0.5]]), jnp.zeros((1, 4), bool)
