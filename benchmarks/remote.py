@@ -109,16 +109,18 @@ def training(options: Options, files: Files) -> dict[str, Any]:
 
 
 KINDS = ("local", "plain", "encrypted", "compressed")
-PRESET, ENV, ENVS = "vtrace-pong", "Pong-v5", 32
+PRESET, ENV, ENVS = "vtrace-atari-shallow", "Pong-v5", 32
+# A network and updates that leave the cores to the lanes.
+SMALL = "--network.torso small --network.hidden-sizes 256 --network.pixels normalized"
 
 
 def train_once(options: Options, files: Files, kind: str) -> float:
     address = free_address().replace("127.0.0.1", "localhost")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         out = Path(folder) / "run"
-        words = ["train", PRESET, "--env", ENV, "--total-steps", str(options.total_steps)]
+        words = ["train", PRESET, "--env", ENV, *SMALL.split(), "--unroll-length", "10"]
         words += ["--envs-per-actor", str(ENVS), "--batch-size", str(ENVS), "--out", str(out)]
-        words += ["--log-every", "5"]
+        words += ["--total-steps", str(options.total_steps), "--log-every", "5"]
         if kind == "local":
             words += ["--actors-per-device", "2"]
         else:

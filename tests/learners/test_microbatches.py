@@ -42,7 +42,7 @@ def on(learners: int, platform: str = "cpu") -> Any:
         (changed("vtrace-atari-shallow", envs_per_actor=7, batch_size=7), 1, 7),
         (changed("vtrace-atari-shallow", unroll_length=200), 1, 16),
         (changed("vtrace-atari-shallow", unroll_length=5), 1, 1),
-        (changed("vtrace-pong"), 1, 1),  # 8 x 11 frames
+        (changed("vtrace-atari-shallow", envs_per_actor=8, batch_size=8, unroll_length=10), 1, 1),
         (changed("vtrace-atari-shallow", network_core="lstm"), 1, 1),
         (changed("vtrace-cartpole", envs_per_actor=512, batch_size=512), 1, 1),
     ],
