@@ -159,6 +159,7 @@ def test_the_distributions_hold_the_whole_package(distributions: tuple[Path, Pat
     assert in_source - {".gitignore", "PKG-INFO"} == expected | others
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_there_is_no_checkout(
     distributions: tuple[Path, Path], tmp_path: Path
 ) -> None:

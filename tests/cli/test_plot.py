@@ -44,6 +44,7 @@ def test_wrong_input(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_names_of_unlike_runs_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

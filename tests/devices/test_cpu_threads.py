@@ -39,6 +39,7 @@ def threads(devices: int, first: str = "", **more: str) -> int:
     return int(told.stdout)
 
 
+@pytest.mark.slow
 def test_each_of_several_devices_has_a_thread_more() -> None:
     assert threads(3) == 4
     assert threads(1, "jax.config.update('jax_num_cpu_devices', 2)") == 3

@@ -63,6 +63,7 @@ def test_leaves_out_what_the_devices_do_not_allow(monkeypatch: pytest.MonkeyPatc
     assert max(trial.setting["actors_per_device"] for trial in trials) == 4
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(config: Config) -> float:
         if config.actors_per_device != 1:

@@ -227,6 +227,7 @@ def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
         sebulba.evaluate_run(tmp_path, 3, checkpoint=4)
 
 
+@pytest.mark.slow
 def test_a_run_that_wrote_no_checkpoint_is_refused(tmp_path: Path) -> None:
     sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1))
     for checkpoint in (tmp_path / "checkpoints").iterdir():
@@ -271,6 +272,7 @@ def test_an_lstm_sees_the_last_action_also_of_environments_of_ones_own(tmp_path:
         assert len(found.returns) == 3
 
 
+@pytest.mark.slow
 def test_a_run_in_environments_of_ones_own_is_evaluated_in_them(tmp_path: Path) -> None:
     result = sebulba.train(tiny(out=tmp_path), progress=False, topology=on(1), make_env=Known)
     evaluation = sebulba.evaluate_run(tmp_path, 3, make_env=Known)

@@ -72,7 +72,8 @@ def test_half_and_half_is_the_whole(make: Any, steps: int, lag: str, tmp_path: P
     assert rows == [tuple(row.get(name) for name in names) for row in whole.metrics]
 
 
-@pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", ["0", "1"])
 def test_exploration_goes_on_where_it_was(lag: str, tmp_path: Path) -> None:
     """It falls in all of the run, which loses what it did after the checkpoint in the middle."""
     out = tmp_path / "run"

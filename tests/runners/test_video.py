@@ -66,6 +66,7 @@ def test_what_the_agent_sees(catch: Path, tmp_path: Path) -> None:
     assert squares[:10, :5].sum() == 2 * 255 and squares[0].sum() == 255
 
 
+@pytest.mark.slow
 def test_the_longest_video(cartpole: Path, tmp_path: Path) -> None:
     assert sebulba.record(cartpole, tmp_path / "out.mp4", max_steps=3) is None
     assert len(frames_of(tmp_path / "out.mp4")) == 4
