@@ -124,7 +124,7 @@ PRESETS: tuple[tuple[Config, str], ...] = (
     (LUNARLANDER, "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores."),
     (MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
     (ATARI, "Atari with PPO's network and hyper-parameters."),
-    (PONG, "Pong with PPO on small images: returns of 18 to 20 in 14 minutes on two CPU cores."),
+    (PONG, "Pong with PPO on small images: returns of 18 to 20 in 13 minutes on two CPU cores."),
     (
         MUJOCO,
         "MuJoCo with PPO: 4,000 to 5,000 of HalfCheetah-v4, 2,000 to 2,600 of Hopper-v4.",
