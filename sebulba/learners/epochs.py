@@ -240,7 +240,7 @@ class EpochLearner(Learner):
         """The programs of one update and how often each of them runs, if no epoch is left out."""
         epochs, parts = self.config.num_epochs, self.config.num_minibatches
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
-        unrolls = self.config.batch_size // self.config.envs_per_actor
+        unrolls = whole_unrolls(self.config)
         prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
         samples = described(prepare.out_info.samples, _AXES, self._topology)
         shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.config import Config
+from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import Topology
 
 _CACHED_FRAMES = 96
@@ -17,7 +17,7 @@ def fitting_the_cache(config: Config, topology: Topology) -> int:
     # A learner device gets an equal part of B of each unroll, and a microbatch an equal part of
     # that: both divisions are along B, so the frames of one environment stay together.
     envs = config.envs_per_actor // len(topology.learners)
-    unrolls = config.batch_size // config.envs_per_actor
+    unrolls = whole_unrolls(config)
     return fewest(config, topology, envs, unrolls * (config.unroll_length + 1))
 
 

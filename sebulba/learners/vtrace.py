@@ -10,7 +10,7 @@ import optax
 
 from sebulba import losses
 from sebulba.agents import distributions
-from sebulba.config import Config
+from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Logs
 from sebulba.learners.microbatches import fitting_the_cache
@@ -73,7 +73,7 @@ class VTraceLearner(TrajectoryLearner):
             agent,
             optimizer,
             topology,
-            config.batch_size // config.envs_per_actor,
+            whole_unrolls(config),
             config.num_microbatches or fitting_the_cache(config, topology),
         )
         self.config = config
