@@ -18,11 +18,18 @@ pytestmark = pytest.mark.slow
 
 
 class ForgetfulAgent(QAgent):
-    """Its recurrent state is zeroed before every step, in acting and in learning."""
+    """Its recurrent state is zeroed before every step, in acting and in learning.
+
+    So is the last action that it sees: one seed learned to hand the cue on from action to action.
+    """
 
     def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
-        every = timesteps._replace(first=jnp.ones_like(timesteps.first))
-        return super().unroll(params, every, state)
+        seen = timesteps.observation
+        timesteps = timesteps._replace(
+            observation={**seen, "action": jnp.zeros_like(seen["action"])},
+            first=jnp.ones_like(timesteps.first),
+        )
+        return super().unroll(params, timesteps, state)
 
 
 def evaluated(config: sebulba.Config, params: Any, kind: type[QAgent] = QAgent) -> float:
