@@ -52,7 +52,9 @@ class A2CLearner(sebulba.TrajectoryLearner):
         self._config = config
         self._policy = sebulba.distributions.make(spec.action, config.network.squash)
 
-    def loss(self, params: Any, trajectory: sebulba.Trajectory) -> tuple[jax.Array, dict[str, Any]]:
+    def loss(
+        self, params: Any, trajectory: sebulba.Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, dict[str, Any]]:
         """The loss to differentiate, and what to log."""
         config, timestep = self._config, trajectory.timestep
         output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)

@@ -46,7 +46,9 @@ class OwnPPOLearner(learners.EpochLearner):
         )
         return (advantages, output.value[:-1] + advantages), {}
 
-    def loss(self, params: Any, samples: learners.Samples) -> tuple[jax.Array, dict]:
+    def loss(
+        self, params: Any, samples: learners.Samples, progress: jax.Array
+    ) -> tuple[jax.Array, dict]:
         """Equation 9 of the paper."""
         config, (advantages, returns) = self.config, samples.targets
         behavior = samples.actor.extras

@@ -92,7 +92,9 @@ def test_an_own_ppo_has_the_loss_of_the_library() -> None:
     def computed(make_learner: Any, config: sebulba.Config, targets: Any) -> Any:
         learner = make_learner(config, agent, spec, optax.identity(), on(1))
         differentiated = jax.jit(jax.value_and_grad(learner.loss, has_aux=True))
-        (loss, logs), gradient = differentiated(params, samples._replace(targets=targets))
+        (loss, logs), gradient = differentiated(
+            params, samples._replace(targets=targets), np.float32(0)
+        )
         return loss, logs["clip_fraction"], gradient
 
     sizes: dict[str, Any] = dict(unroll_length=6, envs_per_actor=8, batch_size=8)

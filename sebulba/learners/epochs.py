@@ -102,8 +102,6 @@ class Samples(NamedTuple):
       state: ``[N, ...]``, the recurrent state before each sequence.
       first: bool ``[L, N]``, whether the timestep after the action starts a new episode.
       targets: ``[L, N]``, as ``EpochLearner.targets`` returned them.
-      progress: float32 scalar, the share of ``total_steps`` that is done, for weights that change
-        in the course of training. Only in ``EpochLearner.loss``; elsewhere None.
     """
 
     timestep: Timestep
@@ -111,7 +109,6 @@ class Samples(NamedTuple):
     state: State
     first: jax.Array
     targets: ArrayTree
-    progress: jax.Array | None = None
 
 
 _AXES: Any = Samples(timestep=1, actor=1, state=0, first=1, targets=1)  # type: ignore[arg-type]
@@ -185,11 +182,17 @@ class EpochLearner(Learner):
         """
 
     @abc.abstractmethod
-    def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
+    def loss(self, params: Params, samples: Samples, progress: jax.Array) -> tuple[jax.Array, Logs]:
         """The loss to differentiate and scalars to log, all of them means over L x N.
 
         Runs on each learner device with that device's share of a minibatch; gradients and logs are
         averaged afterwards.
+
+        Args:
+          params: the agent's parameters.
+          samples: the minibatch.
+          progress: float32 scalar, the share of ``total_steps`` that is done, from 0 to 1, for
+            weights that change in the course of training.
         """
 
     def is_enough(self, epoch: Sequence[Logs]) -> bool:
@@ -327,7 +330,7 @@ class EpochLearner(Learner):
     ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         (samples,) = parts
-        total, logs = checked_loss(self, self.loss(params, samples._replace(progress=progress)))
+        total, logs = checked_loss(self, self.loss(params, samples, progress))
         return total, LossOutput({"loss": total, **logs})
 
     def _finish_turn(

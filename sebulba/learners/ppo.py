@@ -111,7 +111,7 @@ class PPOLearner(EpochLearner):
         logs = {"explained_variance": 1 - unexplained, "value_mean": masked_mean(values, valid)}
         return PPOTargets(advantages, returns, values), logs
 
-    def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
+    def loss(self, params: Params, samples: Samples, progress: jax.Array) -> tuple[jax.Array, Logs]:
         """The total loss (eq. 9 of the paper) and its terms, as means over L x N."""
         config, targets, first = self.config, samples.targets, samples.first
         output, _ = self.agent.unroll(params, samples.timestep, samples.state)
@@ -135,8 +135,7 @@ class PPOLearner(EpochLearner):
         )
         entropy_cost: Any = config.entropy_cost
         if config.entropy_decay_to_zero:
-            assert samples.progress is not None
-            entropy_cost = entropy_cost * (1 - samples.progress)
+            entropy_cost = entropy_cost * (1 - progress)
         total = policy_loss + config.baseline_cost * baseline_loss + entropy_cost * entropy_loss
         return total, {
             "policy_loss": policy_loss,

@@ -87,7 +87,7 @@ class PQNLearner(EpochLearner):
         )
         return returns, {}
 
-    def loss(self, params: Params, samples: Samples) -> tuple[jax.Array, Logs]:
+    def loss(self, params: Params, samples: Samples, progress: jax.Array) -> tuple[jax.Array, Logs]:
         """Half the squared errors of Q(x_t, a_t), as means over L x N."""
         q_values, _ = self.agent.unroll(params, samples.timestep, samples.state)
         actions = samples.actor.action[..., None]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from sebulba.devices.topology import Topology
@@ -51,7 +52,9 @@ class TrajectoryLearner(Learner):
         self._turn: tuple[Trajectory, ...] = ()
 
     @abc.abstractmethod
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
+    def loss(
+        self, params: Params, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Logs]:
         """The loss to differentiate and scalars to log, all of them means over T x B.
 
         Runs on each learner device with that device's share of B, or with a microbatch of it;
@@ -61,6 +64,8 @@ class TrajectoryLearner(Learner):
           params: the agent's parameters.
           trajectory: ``timestep`` ``[T+1, B, ...]``, ``actor`` ``[T, B, ...]`` and
             ``initial_state`` ``[B, ...]``.
+          progress: float32 scalar, the share of ``total_steps`` that is done, from 0 to 1, for
+            weights that change in the course of training.
         """
 
     def init(self, key: jax.Array) -> TrainState:
@@ -86,20 +91,20 @@ class TrajectoryLearner(Learner):
 
     def update(self, state: TrainState, progress: float) -> tuple[TrainState, Logs]:
         """One synchronized update on this turn's trajectories; ``state`` is donated."""
-        state, logs, _ = self.synchronized(state, self._turn, progress=progress)
+        state, logs, _ = self.synchronized(state, self._turn, np.float32(progress), progress)
         return state, logs
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs."""
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
-        return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn)
+        return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn, np.float32(0))
 
     def _loss(
-        self, params: Params, _: ArrayTree, trajectories: Batch
+        self, params: Params, progress: ArrayTree, trajectories: Batch
     ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         # One large batch is faster than a call for each trajectory, and its mean is the same.
         trajectory = concatenate(trajectories)
-        total, logs = checked_loss(self, self.loss(params, trajectory))
+        total, logs = checked_loss(self, self.loss(params, trajectory, progress))
         measured = measure(self.agent, params, trajectory.timestep)
         return total, LossOutput({"loss": total, **logs}, measured=measured)

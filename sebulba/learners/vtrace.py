@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ class VTraceConfig(Config):
     """Weight of the value's loss beside the policy's."""
     entropy_cost: NotNegative = 0.01
     """Weight of the policy's entropy, which keeps it from settling too early."""
+    entropy_decay_to_zero: bool = False
+    """Decay entropy_cost linearly to 0 at total_steps, so that actions become less random."""
     reward_clip: Limit = None
     """Rewards are clipped to +- this for learning; metrics report the true ones."""
     reward_scale: Positive = 1.0
@@ -79,7 +82,9 @@ class VTraceLearner(TrajectoryLearner):
         self.config = config
         self.distribution = distributions.make(spec.action, config.network.squash)
 
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Logs]:
+    def loss(
+        self, params: Params, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Logs]:
         """The total loss (section 4.2 of the paper) and its terms, as means over T x B."""
         config = self.config
         output, _ = self.agent.unroll(params, trajectory.timestep, trajectory.initial_state)
@@ -111,9 +116,10 @@ class VTraceLearner(TrajectoryLearner):
         entropy_loss = losses.mean_loss(
             losses.entropy_loss(self.distribution.entropy(policy), first)
         )
-        total = (
-            policy_loss + config.baseline_cost * baseline_loss + config.entropy_cost * entropy_loss
-        )
+        entropy_cost: Any = config.entropy_cost
+        if config.entropy_decay_to_zero:
+            entropy_cost = entropy_cost * (1 - progress)
+        total = policy_loss + config.baseline_cost * baseline_loss + entropy_cost * entropy_loss
         return total, {
             "policy_loss": policy_loss,
             "baseline_loss": baseline_loss,

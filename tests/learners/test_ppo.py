@@ -105,7 +105,7 @@ def test_the_ratio_is_to_the_policy_that_acted(action: Any) -> None:
         learner = make_learner(config, spec=spec)
         add(learner, batch)
         samples = learner.prepare_turn(params, learner._turn).samples
-        _, logs = learner.loss(params, samples)
+        _, logs = learner.loss(params, samples, np.float32(0))
         assert (abs(float(logs["approx_kl"])) < 1e-6) == is_fresh
         assert (float(logs["clip_fraction"]) == 0) == is_fresh
         assert np.isfinite(float(logs["entropy"]))

@@ -31,7 +31,7 @@ def test_returns_bootstrap_from_the_largest_q_value() -> None:
     samples = prepared(config, batch).samples
     np.testing.assert_allclose(samples.targets, returns[:-1], atol=1e-5)
     learner = make_learner(config)
-    loss, logs = learner.loss(params, samples)
+    loss, logs = learner.loss(params, samples, np.float32(0))
     chosen = np.take_along_axis(np.asarray(q_values)[:-1], batch.actor.action[..., None], -1)[
         ..., 0
     ]

@@ -127,8 +127,8 @@ def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Tra
 )
 def test_a_loss_that_is_no_pair_of_a_scalar_and_logs_is_refused(changed: Any, rule: str) -> None:
     class Own(VTraceLearner):
-        def loss(self, params: Any, trajectory: Trajectory) -> Any:
-            return changed(*super().loss(params, trajectory))
+        def loss(self, params: Any, trajectory: Trajectory, progress: Any) -> Any:
+            return changed(*super().loss(params, trajectory, progress))
 
     parts = PolicyAgent(CONFIG.network, SPEC, POLICY), SPEC, make_optimizer(CONFIG.optimizer)
     with pytest.raises(ConfigError, match=rule):
@@ -156,7 +156,7 @@ def relative(one: Any, other: Any) -> float:
 def whole_gradient() -> Any:
     """By jax.grad of the loss on the whole batch, with no device told apart."""
     value_and_grad = jax.jit(jax.value_and_grad(make_learner().loss, has_aux=True))
-    (loss, logs), gradient = value_and_grad(params(), random_trajectory())
+    (loss, logs), gradient = value_and_grad(params(), random_trajectory(), np.float32(0))
     return jax.device_get((gradient, {"loss": loss, **logs}))
 
 
@@ -274,8 +274,8 @@ def compiled_loss(**changes: Any) -> Any:
     return jax.jit(make_learner(1, **changes).loss)
 
 
-def loss(trajectory: Trajectory, **changes: Any) -> dict[str, float]:
-    total, logs = compiled_loss(**changes)(params(), trajectory)
+def loss(trajectory: Trajectory, progress: float = 0.0, **changes: Any) -> dict[str, float]:
+    total, logs = compiled_loss(**changes)(params(), trajectory, np.float32(progress))
     return {"loss": float(total), **{name: float(value) for name, value in logs.items()}}
 
 
@@ -322,6 +322,21 @@ def test_costs_weigh_the_terms() -> None:
     logs = loss(random_trajectory(), baseline_cost=0.25, entropy_cost=0.125)
     total = logs["policy_loss"] + 0.25 * logs["baseline_loss"] - 0.125 * logs["entropy"]
     assert logs["loss"] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_the_weight_of_the_entropy_falls_to_zero(num_microbatches: int) -> None:
+    trajectory = random_trajectory()
+
+    def params(**changes: Any) -> Any:
+        learner = make_learner(1, num_microbatches=num_microbatches, **changes)
+        learner.add([unroll_of(trajectory, topology(1))])
+        state, _ = learner.update(new_state(), progress=0.25)
+        return on_host(state.params)
+
+    falling = params(entropy_cost=0.4, entropy_decay_to_zero=True)
+    np.testing.assert_allclose(falling, params(entropy_cost=0.3), atol=1e-6)
+    assert np.abs(falling - params(entropy_cost=0.4)).max() > 1e-5
 
 
 def sizes(config: OptimizerConfig, progress: Sequence[float]) -> list[float]:

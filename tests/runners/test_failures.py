@@ -393,8 +393,8 @@ def test_run_from_another_thread_needs_no_signals() -> None:
 class OneBadLoss(VTraceLearner):
     """Its loss is no number for the trajectories that start in the middle of an episode."""
 
-    def loss(self, params: Any, trajectory: Trajectory) -> Any:
-        total, logs = super().loss(params, trajectory)
+    def loss(self, params: Any, trajectory: Trajectory, progress: Any) -> Any:
+        total, logs = super().loss(params, trajectory, progress)
         halfway = trajectory.timestep.observation[0, :, 5].sum() > 0
         return total * jnp.where(halfway, jnp.nan, 1.0), logs
 
