@@ -89,6 +89,37 @@ ATARI_SMALL = dataclasses.replace(
     replay=ReplayConfig(capacity=25_000, min_size=500, samples_per_insert=4.0),
 )
 
+PONG = dataclasses.replace(
+    ATARI_SMALL,
+    preset="r2d2-pong",
+    # As in the other presets for Pong: small images, and six actions, none of which sticks.
+    env_options={"img_height": 56, "img_width": 56},
+    atari_protocol="impala",
+    total_steps=1_250_000,
+    actors_per_device=1,
+    # Small updates, and many, with a large rate. With 5e-4, a mean
+    # return of 0 took 0.8 million steps in place of 0.6 million.
+    unroll_length=20,
+    sequence_length=40,
+    burn_in=10,
+    batch_size=8,
+    discount=0.99,
+    target_update_period=100,
+    epsilon_base=0.2,
+    optimizer=dataclasses.replace(ATARI_SMALL.optimizer, learning_rate=1e-3),
+    log_every=100,
+    checkpoint=ReplayCheckpointConfig(interval=1000),
+    network=NetworkConfig(
+        torso="small",
+        hidden_sizes=(256,),
+        frame_stack=4,
+        pixels="normalized",
+        core="lstm",
+        core_size=256,
+    ),
+    replay=ReplayConfig(capacity=25_000, min_size=500, samples_per_insert=2.0),
+)
+
 PRESETS: tuple[tuple[Config, str], ...] = (
     (CATCH, "Catch with R2D2."),
     (MEMORY, "The memory task with R2D2: recurrent state stored in the replay."),
@@ -98,5 +129,6 @@ PRESETS: tuple[tuple[Config, str], ...] = (
         ATARI_SMALL,
         "Atari with R2D2 for one machine: fewer actors, more updates, replay within 8 GiB.",
     ),
+    (PONG, "Pong with R2D2 on small images: returns of 20 to 21 in 23 minutes on two CPU cores."),
 )
 """Each with what it is for."""
