@@ -138,7 +138,8 @@ def learned(preset: str, topology: sebulba.Topology) -> list[float]:
         fixed = state.target
         learner.replay.sizes = lambda: [100] * len(cuts)
         batch = (learner._batch([sample(cut, agent, topology) for cut in cuts]),)
-    found = jax.jit(learner.synchronized.gradient)(learner.params(state), batch, fixed)[0][0]
+    gradient = jax.jit(learner.synchronized.gradient)
+    (found, *_), _ = gradient(learner.params(state), batch, fixed, np.float32(0))
     return numbers(found)
 
 

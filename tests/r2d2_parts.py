@@ -119,7 +119,7 @@ def new_state(learners: int = 1, target: int = 5) -> R2D2State:
 
 def loss(online: Any, target: Any, batch: ReplayBatch) -> jax.Array:
     """What an update makes smaller."""
-    return make_learner()._loss(online, target, (batch,))[0]
+    return make_learner()._loss(online, target, jax.numpy.float32(0), (batch,))[0]
 
 
 @jax.jit

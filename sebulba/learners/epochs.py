@@ -226,14 +226,13 @@ class EpochLearner(Learner):
         """All epochs on this turn's trajectories; ``state`` is donated."""
         train, turns = state
         samples, *once = self.prepare_turn(train.params, self._turn)
-        done = np.float32(progress)
         logs: list[Logs] = []
         for number in range(self.config.num_epochs):
             # Loops in Python: on a device that also acts, an actor's step can run between two
             # programs, but not in the middle of one.
             minibatches = self.shuffle(samples, turns, np.int32(number))
             for minibatch in minibatches:
-                train, its_logs, _ = self.synchronized(train, (minibatch,), done, progress)
+                train, its_logs, _ = self.synchronized(train, (minibatch,), progress=progress)
                 logs.append(its_logs)
             if self.is_enough(logs[-len(minibatches) :]):
                 break
@@ -248,7 +247,7 @@ class EpochLearner(Learner):
         samples = described(prepare.out_info.samples, _AXES, self._topology)
         shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))
         minibatch = described(shuffle.out_info[0], _AXES, self._topology)
-        step = self.synchronized.lower(state.train, (minibatch,), np.float32(0))
+        step = self.synchronized.lower(state.train, (minibatch,))
         return [
             (prepare, 1),
             (shuffle, epochs),
@@ -326,7 +325,7 @@ class EpochLearner(Learner):
         )(samples, turns, epoch)
 
     def _loss(
-        self, params: Params, progress: ArrayTree, parts: Batch
+        self, params: Params, _: ArrayTree, progress: jax.Array, parts: Batch
     ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         (samples,) = parts

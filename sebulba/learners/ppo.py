@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -133,9 +133,7 @@ class PPOLearner(EpochLearner):
         entropy_loss = losses.mean_loss(
             losses.entropy_loss(self.distribution.entropy(output.policy), first)
         )
-        entropy_cost: Any = config.entropy_cost
-        if config.entropy_decay_to_zero:
-            entropy_cost = entropy_cost * (1 - progress)
+        entropy_cost = config.entropy_cost * (1 - progress if config.entropy_decay_to_zero else 1)
         total = policy_loss + config.baseline_cost * baseline_loss + entropy_cost * entropy_loss
         return total, {
             "policy_loss": policy_loss,

@@ -239,7 +239,7 @@ class R2D2Learner(Learner):
         self.replay.finish()
 
     def _loss(
-        self, params: Params, target_params: Params, parts: Batch
+        self, params: Params, target_params: Params, _: jax.Array, parts: Batch
     ) -> tuple[jax.Array, LossOutput]:
         """Half the squared TD errors after the burn-in, weighted; the mean over T x B."""
         config, (batch,) = self._config, parts

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from sebulba.devices.topology import Topology
@@ -91,16 +90,16 @@ class TrajectoryLearner(Learner):
 
     def update(self, state: TrainState, progress: float) -> tuple[TrainState, Logs]:
         """One synchronized update on this turn's trajectories; ``state`` is donated."""
-        state, logs, _ = self.synchronized(state, self._turn, np.float32(progress), progress)
+        state, logs, _ = self.synchronized(state, self._turn, progress=progress)
         return state, logs
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs."""
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
-        return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn, np.float32(0))
+        return self.synchronized.lower(state, (whole,) * self._unrolls_per_turn)
 
     def _loss(
-        self, params: Params, progress: ArrayTree, trajectories: Batch
+        self, params: Params, _: ArrayTree, progress: jax.Array, trajectories: Batch
     ) -> tuple[jax.Array, LossOutput]:
         """``loss``, in the form that ``SynchronizedUpdate`` takes."""
         # One large batch is faster than a call for each trajectory, and its mean is the same.

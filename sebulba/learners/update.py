@@ -54,9 +54,10 @@ Mean = tuple[Params, Logs, ArrayTree]
 """The gradient, the logs, and what was measured."""
 Batch = tuple[Any, ...]
 """The parts of one batch, all of one kind, such as the trajectories of several actors."""
-Loss = Callable[[Params, ArrayTree, Batch], tuple[jax.Array, LossOutput]]
-"""``loss(params, fixed, batch)``: a mean over T x B, and a ``LossOutput``. ``fixed`` is what the
-loss needs besides the parameters, such as a target network; it gets no gradient."""
+Loss = Callable[[Params, ArrayTree, jax.Array, Batch], tuple[jax.Array, LossOutput]]
+"""``loss(params, fixed, progress, batch)``: a mean over T x B, and a ``LossOutput``. ``fixed`` is
+what the loss needs besides the parameters, such as a target network; it gets no gradient.
+``progress`` is a float32 scalar, the share of the training that is done."""
 
 
 class SynchronizedUpdate:
@@ -108,8 +109,8 @@ class SynchronizedUpdate:
           state: replicated.
           batch: global arrays, divided over the learner devices along B.
           fixed: replicated; see ``Loss``.
-          progress: share of the training that is done, from 0 to 1, for learning rates that decay.
-            The same on all hosts.
+          progress: share of the training that is done, from 0 to 1, for the loss, and for learning
+            rates that decay. The same on all hosts.
 
         Returns:
           The new state, logs, and the loss's ``per_sequence`` of each microbatch.
@@ -121,7 +122,7 @@ class SynchronizedUpdate:
             return state, logs, [per_sequence]
         # A Python loop, not lax.scan: on a device that also acts, an actor's step can run between
         # two programs but not in the middle of one.
-        parts = [self._gradient(state.params, batch, fixed, index) for index in self._indices]
+        parts = [self._gradient(state.params, batch, fixed, done, index) for index in self._indices]
         state, logs = self._apply(state, [mean for mean, _ in parts], done)
         return state, logs, [per_sequence for _, per_sequence in parts]
 
@@ -138,7 +139,7 @@ class SynchronizedUpdate:
             return [(self._one_call.lower(state, batch, fixed, done), 1)]
         replicated = self._topology.replicated()
         index = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        gradient = self._gradient.lower(state.params, batch, fixed, index)
+        gradient = self._gradient.lower(state.params, batch, fixed, done, index)
         part = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated),
             gradient.out_info[0],
@@ -147,7 +148,12 @@ class SynchronizedUpdate:
         return [(gradient, self._num_microbatches), (apply, 1)]
 
     def gradient(
-        self, params: Params, batch: Batch, fixed: ArrayTree, index: jax.Array | None = None
+        self,
+        params: Params,
+        batch: Batch,
+        fixed: ArrayTree,
+        progress: jax.Array,
+        index: jax.Array | None = None,
     ) -> tuple[Mean, ArrayTree]:
         """What is averaged over the learner mesh, and ``per_sequence``.
 
@@ -155,14 +161,15 @@ class SynchronizedUpdate:
           params: replicated.
           batch: global arrays, divided over the learner devices along B.
           fixed: replicated; see ``Loss``.
+          progress: likewise.
           index: int32 ``[]``, the microbatch to take; None takes the whole batch.
         """
         axes = (self._axes,) * len(batch)
 
-        def local(params: Params, batch: Batch, fixed: ArrayTree) -> Any:
+        def local(params: Params, batch: Batch, fixed: ArrayTree, progress: jax.Array) -> Any:
             if index is not None:
                 batch = _take(batch, axes, index, self._num_microbatches)
-            gradient, output = jax.grad(self._loss, has_aux=True)(params, fixed, batch)
+            gradient, output = jax.grad(self._loss, has_aux=True)(params, fixed, progress, batch)
             # Devices have equal shares and each loss is a mean, so the mean of the means is that
             # of the whole batch, on any number of devices.
             mean = lax.pmean((gradient, output.logs, output.measured), LEARNER_AXIS)
@@ -173,10 +180,10 @@ class SynchronizedUpdate:
         return jax.shard_map(
             local,
             mesh=self._topology.mesh,
-            in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes), PartitionSpec()),
+            in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes), *(PartitionSpec(),) * 2),
             out_specs=(PartitionSpec(), PartitionSpec(LEARNER_AXIS)),
             check_vma=False,
-        )(params, batch, fixed)
+        )(params, batch, fixed, progress)
 
     @functools.cached_property
     def _indices(self) -> list[jax.Array]:
@@ -188,7 +195,7 @@ class SynchronizedUpdate:
     def _update(
         self, state: TrainState, batch: Batch, fixed: ArrayTree, progress: jax.Array
     ) -> tuple[TrainState, Logs, ArrayTree]:
-        mean, per_sequence = self.gradient(state.params, batch, fixed)
+        mean, per_sequence = self.gradient(state.params, batch, fixed, progress)
         return *self._apply_mean(state, [mean], progress), per_sequence
 
     def _apply_mean(

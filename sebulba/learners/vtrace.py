@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,9 +115,7 @@ class VTraceLearner(TrajectoryLearner):
         entropy_loss = losses.mean_loss(
             losses.entropy_loss(self.distribution.entropy(policy), first)
         )
-        entropy_cost: Any = config.entropy_cost
-        if config.entropy_decay_to_zero:
-            entropy_cost = entropy_cost * (1 - progress)
+        entropy_cost = config.entropy_cost * (1 - progress if config.entropy_decay_to_zero else 1)
         total = policy_loss + config.baseline_cost * baseline_loss + entropy_cost * entropy_loss
         return total, {
             "policy_loss": policy_loss,

@@ -97,8 +97,8 @@ PONG = dataclasses.replace(
     atari_protocol="impala",
     total_steps=1_250_000,
     actors_per_device=1,
-    # Small updates, and many, with a large rate. With 5e-4, a mean
-    # return of 0 took 0.8 million steps in place of 0.6 million.
+    # Small updates, and many, with a large rate. With 5e-4, a mean return of 0 took 0.8 million
+    # steps in place of 0.6 million.
     unroll_length=20,
     sequence_length=40,
     burn_in=10,
@@ -117,7 +117,7 @@ PONG = dataclasses.replace(
         core="lstm",
         core_size=256,
     ),
-    replay=ReplayConfig(capacity=25_000, min_size=500, samples_per_insert=2.0),
+    replay=dataclasses.replace(ATARI_SMALL.replay, samples_per_insert=2.0),
 )
 
 PRESETS: tuple[tuple[Config, str], ...] = (

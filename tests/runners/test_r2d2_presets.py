@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 class ForgetfulAgent(QAgent):
     """Its recurrent state is zeroed before every step, in acting and in learning.
 
-    So is the last action that it sees: one seed learned to hand the cue on from action to action.
+    So is the last action that it sees: one run learned to hand the cue on from action to action.
     """
 
     def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
