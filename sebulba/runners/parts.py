@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from sebulba.agents.check import AgentCheck
@@ -10,7 +10,6 @@ from sebulba.config import Config
 from sebulba.devices.topology import Topology
 from sebulba.inference import Exploration
 from sebulba.learners import Learner
-from sebulba.metrics.sinks import Sink
 from sebulba.runners.evaluation import Evaluator
 from sebulba.types import Agent, EnvSpec, MakeEnv
 
@@ -45,7 +44,6 @@ class Parts(NamedTuple):
       exploration: of the environments of all hosts; None if the policy explores by itself.
       unrolls_per_turn: unrolls that the learner takes on each host in one turn.
       remote: None without remote lanes.
-      sinks: where the rows of metrics go besides the run directory.
       evaluator: plays episodes while training goes on; None where ``config`` wants none.
       check: of the agent's first unroll; None for the library's own agents.
     """
@@ -59,6 +57,5 @@ class Parts(NamedTuple):
     exploration: Exploration | None
     unrolls_per_turn: int
     remote: Remote | None = None
-    sinks: Sequence[Sink] = ()
     evaluator: Evaluator | None = None
     check: AgentCheck | None = None

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from sebulba.devices import distributed
-from sebulba.inference import ParamsSlot, actor_name
+from sebulba.inference import ParamsSlot
 from sebulba.metrics.meter import Meter, Row, joined
-from sebulba.metrics.progress import Progress
 from sebulba.rundir.checkpoint import DamagedError
 from sebulba.rundir.directory import RunDirectory, Start
 from sebulba.runners.actors import start_actors
 from sebulba.runners.evaluating import Evaluations
+from sebulba.runners.intake import Intake
 from sebulba.runners.parts import Parts
+from sebulba.runners.rows import Rows
 from sebulba.runners.supervision import Supervision
 from sebulba.runners.turn_count import TurnCount, count_turn
 from sebulba.runtime import memory, threads
@@ -30,9 +29,6 @@ from sebulba.runtime.queues import ShutDown, TrajectoryQueue
 from sebulba.runtime.schedule import Schedule
 from sebulba.runtime.threads import POLL_SECONDS, ThreadGroup, wait_until_ready
 from sebulba.types import Histogram, Params, Unroll
-
-MAX_ROWS = 2_000
-"""Rows of metrics that a run keeps in memory, so that one of weeks does not fill it."""
 
 
 class SebulbaRun:
@@ -43,7 +39,12 @@ class SebulbaRun:
     """
 
     def __init__(
-        self, parts: Parts, directory: RunDirectory, start: Start, supervision: Supervision
+        self,
+        parts: Parts,
+        directory: RunDirectory,
+        rows: Rows,
+        start: Start,
+        supervision: Supervision,
     ) -> None:
         """Training continues from ``start``; nothing is written before ``run``."""
         config, topology = parts.config, parts.topology
@@ -52,8 +53,7 @@ class SebulbaRun:
         self._topology = topology
         self._learner = parts.learner
         self._directory = directory
-        # As JSON, which takes a third of the memory.
-        self._rows: deque[str] = deque(maxlen=MAX_ROWS)
+        self._rows = rows
         self._state, self._turn, counts, self._previous = start
         self._logged_turn = self._turn
         # Turn 0 has no checkpoint: a run that is interrupted in it saves one, to be resumed.
@@ -62,7 +62,6 @@ class SebulbaRun:
         # Steps so far when a version of the parameters was published: the last two.
         self._steps_at = {self._turn - 1: int(counts.get("steps_before", 0))}
         lanes = config.num_actors(len(topology.inference))
-        self._remote = parts.remote
         self._agent_check = parts.check
         # With a lag of 1, the first unrolls act with the parameters of the turn before.
         oldest = self._turn - 1 if self._previous is not None else self._turn
@@ -75,6 +74,14 @@ class SebulbaRun:
         self._slots = [ParamsSlot(device) for device in topology.inference]
         self._interrupt, self._watchdog = supervision
         self._now = self._watchdog.activities.learner
+        self._intake = Intake(
+            self._queue,
+            self._schedule,
+            parts.remote,
+            any_order=config.policy_lag == "any",
+            activity=self._now,
+            poll=self._poll,
+        )
         self._evaluations = Evaluations(
             config,
             parts.evaluator if distributed.is_primary() else None,
@@ -83,22 +90,16 @@ class SebulbaRun:
             self._watchdog.activities.evaluation,
             self._queue.shutdown,
         )
-        self._message: Callable[[str], None] = lambda text: None
         self._stop = False  # A host was asked to stop, and all hosts know it.
         # What to do with results of the devices, and the arrays of these results, oldest first.
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
 
-    def rows(self) -> list[Row]:
-        """The last ``MAX_ROWS`` rows of metrics."""
-        return [json.loads(row) for row in self._rows]
-
-    def run(self, display: Progress, notes: Sequence[str] = ()) -> None:
+    def run(self, notes: Sequence[str] = ()) -> None:
         """Train to the end, or until the first failure or interrupt.
 
         When it returns, the last checkpoint, if any, has been written.
 
         Args:
-          display: shows the rows of metrics.
           notes: lines to show first.
 
         Raises:
@@ -109,19 +110,16 @@ class SebulbaRun:
         group.on_stop(self._queue.shutdown)
         for slot in self._slots:
             group.on_stop(slot.shutdown)
-        if self._remote is not None:
-            group.on_stop(self._remote.listener.shutdown)
-        self._message = display.message
         self._interrupt.raises = False  # From here on, there is something to save.
         try:
             for note in [*notes, *self._load_replay()]:
-                display.message(note)
-            with self._listening(), self._evaluations:
+                self._rows.message(note)
+            with self._intake.listening(group, self._has_ended), self._evaluations:
                 self._directory.begin(self._meter.steps)
                 self._remember_best()
-                self._act_and_learn(group, display)
-                self._finish(display)
-                self._evaluate_last(display)
+                self._act_and_learn(group)
+                self._finish()
+                self._evaluate_last()
                 self._now.set("waiting for the evaluation to end")
         except BaseException:
             # The actors have ended. The learner may still be writing a replay, and the caller
@@ -134,26 +132,11 @@ class SebulbaRun:
         self._learner.close()
         self._directory.finish()
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Take connections of env-hosts inside the context, where there are remote lanes."""
-        if self._remote is None:
-            yield
-            return
-        listener = self._remote.listener
-        listener.open()
-        is_complete = False
-        try:
-            yield
-            is_complete = not self.interrupted()
-        finally:
-            listener.close(is_complete)
-
     def _remember_best(self) -> None:
         try:
             self._evaluations.resume(self._directory.best())
         except DamagedError as error:
-            self._message(f"{error}: the next evaluation becomes the best one")
+            self._rows.message(f"{error}: the next evaluation becomes the best one")
 
     def _load_replay(self) -> list[str]:
         if not self._turn:
@@ -173,7 +156,10 @@ class SebulbaRun:
         is_complete = self._meter.steps >= self._config.total_steps
         return self._stop or (alone and not is_complete and self._interrupt.signal is not None)
 
-    def _act_and_learn(self, group: ThreadGroup, display: Progress) -> None:
+    def _has_ended(self) -> bool:
+        return not self.interrupted()
+
+    def _act_and_learn(self, group: ThreadGroup) -> None:
         try:
             # Compiling for the actors needs parameters on their devices.
             if self._previous is not None:
@@ -187,10 +173,10 @@ class SebulbaRun:
             start_actors(self._parts, self._schedule, self._slots, self._queue, group, actors)
             # After an interrupt; or after a failure of an actor, which ``group.close`` raises.
             with contextlib.suppress(ShutDown):
-                self._wait_for_lanes()
-                self._learn(display)
+                self._intake.wait_for_lanes(lambda: self._interrupt.signal is not None)
+                self._learn()
             if self.interrupted():
-                display.message("stopping: a second signal ends the run at once")
+                self._rows.message("stopping: a second signal ends the run at once")
         except Exception as error:
             error.add_note(f"in the learner, update {self.updates}")
             raise
@@ -199,24 +185,12 @@ class SebulbaRun:
             group.close()
         self._evaluations.check()
 
-    def _wait_for_lanes(self) -> None:
-        """Wait until as many env-hosts are connected as learning should start with."""
-        while self._remote is not None:
-            missing = self._remote.min_lanes - self._remote.listener.connected()
-            if missing <= 0:
-                return
-            # That may take for as long as a cluster needs, so nothing stands still here, but for
-            # one that was asked to stop.
-            if self._interrupt.signal is None:
-                self._now.set(f"waiting for the env-hosts of {missing} lanes")
-            self._poll()
-            time.sleep(POLL_SECONDS)
-
-    def _learn(self, display: Progress) -> None:
+    def _learn(self) -> None:
         config = self._config
         while self._meter.steps < config.total_steps and not self._stop:
             with self._meter.timed("queue_wait"):
-                unrolls = self._take()
+                unrolls = self._intake.take(self._turn)
+                self._meter.add_unrolls(unrolls, self._turn)
             self._check_agent(unrolls[0])
             try:
                 with self._meter.timed("update"):
@@ -235,7 +209,7 @@ class SebulbaRun:
                 # So that it does not depend on timing which parameters are evaluated.
                 if is_due and config.policy_lag != "any":
                     self._wait_for_evaluation(self._poll)
-                self._log(display)
+                self._log()
                 if self._evaluations.is_due() and not self._evaluations.is_busy():
                     self._begin_evaluation()
             if saves_now:
@@ -281,10 +255,10 @@ class SebulbaRun:
         self._meter.add_steps(count.steps)
         self._stop = self._stop or bool(count.interrupts)
 
-    def _finish(self, display: Progress) -> None:
+    def _finish(self) -> None:
         self._collect(under_way=0)
         if self._turn > self._logged_turn:
-            self._log(display)
+            self._log()
         if self._turn != self._saved_turn:
             self._save()
 
@@ -309,19 +283,19 @@ class SebulbaRun:
                 return
             self._evaluations.wait(POLL_SECONDS)
 
-    def _evaluate_last(self, display: Progress) -> None:
+    def _evaluate_last(self) -> None:
         """Evaluate the final parameters, when everything else has been written."""
         if self._parts.evaluator is None or not distributed.is_primary() or self.interrupted():
             return
         while True:
             self._wait_for_evaluation(self._check)
             if self._evaluations.is_busy():
-                self._message("asked to stop: the last evaluation is given up")
+                self._rows.message("asked to stop: the last evaluation is given up")
                 return
             row = self._take_evaluation()
             if row:
-                # Once more with what is known only now, since other hosts take no part.
-                self._write({**json.loads(self._rows[-1]), **row}, display)
+                # Not in a row of its own, in which other hosts would have to take part.
+                self._rows.add_to_last(row)
             if self._evaluations.turn == self._turn:
                 return
             self._begin_evaluation()
@@ -339,35 +313,6 @@ class SebulbaRun:
         if found.params is not None:
             self._directory.save_best(found.params, found.counts)
         return found.row
-
-    def _take(self) -> list[Unroll]:
-        lanes = self._schedule.lanes_of(self._turn)
-        if self._remote is not None and self._config.policy_lag == "any":
-            # As many from whichever lanes have some: those that are lost hold nobody up.
-            unrolls = [self._take_any() for _ in lanes]
-        else:
-            unrolls = [self._take_from(lane) for lane in lanes]
-        self._meter.add_unrolls(unrolls, self._turn)
-        return unrolls
-
-    def _take_from(self, lane: int) -> Unroll:
-        actor = actor_name(lane)
-        self._now.set(f"waiting for {actor}", waits_for=actor)
-        return self._polling(lambda: self._queue.get(lane, POLL_SECONDS))
-
-    def _take_any(self) -> Unroll:
-        assert self._remote is not None
-        connected = self._remote.listener.connected()
-        self._now.set(f"waiting for any actor, with {connected} remote lanes connected,")
-        return self._polling(lambda: self._queue.get_any(POLL_SECONDS))
-
-    def _polling(self, get: Callable[[], Unroll]) -> Unroll:
-        """What ``get`` returns, which waits shortly, so that an interrupt is noticed meanwhile."""
-        while True:
-            try:
-                return get()
-            except TimeoutError:
-                self._poll()
 
     def _collect(self, under_way: int) -> None:
         """Wait for results of the devices, oldest first, until only ``under_way`` are to come.
@@ -395,9 +340,8 @@ class SebulbaRun:
             raise ShutDown
 
     def _tell_news(self) -> None:
-        if self._remote is not None:
-            for line in self._remote.listener.news():
-                self._message(line)
+        for line in self._intake.news():
+            self._rows.message(line)
 
     def _publish(self) -> None:
         self._now.set("publishing parameters")
@@ -410,33 +354,24 @@ class SebulbaRun:
         for slot in self._slots:
             slot.publish(version, params, self._progress(steps))
 
-    def _log(self, display: Progress) -> None:
+    def _log(self) -> None:
         self._now.set("gathering metrics", waits_for=OTHERS)
         self._tell_news()
-        lanes: Row = {} if self._remote is None else dict(self._remote.listener.metrics())
         histograms: dict[str, Histogram] = {}
         if distributed.is_primary():
             histograms = {**self._meter.actions(), **self._learner.histograms()}
         row = joined(
             self._meter.row(self.updates),
-            lanes,
+            self._intake.metrics(),
             self._epsilons(),
             self._learner.metrics(),
             self._take_evaluation(),
         )
         self._logged_turn = self._turn
         self._moment = {name: row[name] or 0 for name in self._moment}
-        self._write(row, display, histograms)
+        self._rows.add(row, histograms)
         memory.release()
         self._check_finite(row)
-
-    def _write(self, row: Row, display: Progress, histograms: Mapping[str, Histogram] = {}) -> None:
-        self._rows.append(json.dumps(row, default=float))
-        self._directory.write(row, histograms)
-        display.update(row)
-        if distributed.is_primary():
-            for sink in self._parts.sinks:
-                sink.write(json.loads(self._rows[-1]))
 
     def _check_finite(self, row: Row) -> None:
         """Stop training that has diverged, before bad checkpoints replace good ones.

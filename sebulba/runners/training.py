@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from sebulba.runners import environments, remote, video
 from sebulba.runners.checking import make_check
 from sebulba.runners.evaluation import Evaluator
 from sebulba.runners.parts import Parts
+from sebulba.runners.rows import Rows
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
 from sebulba.runtime import memory
@@ -143,19 +143,25 @@ def train(
             parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer, listen)
             notes = [note for note in (note, parts.learner.prepare()) if note]
         distributed.agree(config, algorithm.name, topology.layout)
-        run = _run(parts._replace(sinks=sinks), algorithm.name, progress, notes, supervision)
-    result = TrainResult(
-        run.local_params(), run.rows(), parts.agent, parts.make_env, config, run.updates
-    )
+        run, rows = _run(parts, algorithm.name, sinks, progress, notes, supervision)
+    result = TrainResult(run.local_params(), rows, parts.agent, parts.make_env, config, run.updates)
     if run.interrupted():
         raise Interrupted(result)
     return result
 
 
 def _run(
-    parts: Parts, algorithm: str, progress: bool, notes: list[str], supervision: Supervision
-) -> SebulbaRun:
-    """A run from its parts, when it has ended; ``notes`` are shown once the display is open."""
+    parts: Parts,
+    algorithm: str,
+    sinks: Sequence[Sink],
+    progress: bool,
+    notes: list[str],
+    supervision: Supervision,
+) -> tuple[SebulbaRun, list[Row]]:
+    """A run from its parts, and its rows, when it has ended.
+
+    ``notes`` are shown once the display is open.
+    """
     config, now = parts.config, supervision.watchdog.activities.learner
     title = f"{config.preset or algorithm} · {config.env} · {parts.topology}"
     with RunDirectory(config, algorithm) as directory:
@@ -163,16 +169,14 @@ def _run(
         fresh = parts.learner.init(jax.random.key(config.seed))
         now.set("reading the checkpoint", waits_for=OTHERS, files=True)
         start = directory.restore(fresh, parts.learner.params(fresh))
-        run = SebulbaRun(parts, directory, start, supervision)
         shown = progress and distributed.is_primary()
         with (
             Progress(config.total_steps, title, enabled=shown) as display,
-            contextlib.ExitStack() as stack,
+            Rows(directory, display, sinks) as rows,
         ):
-            for sink in parts.sinks if distributed.is_primary() else ():
-                stack.callback(sink.close)
-            run.run(display, [*notes, *directory.notes])
-    return run
+            run = SebulbaRun(parts, directory, rows, start, supervision)
+            run.run([*notes, *directory.notes])
+    return run, rows.kept()
 
 
 def _place(
