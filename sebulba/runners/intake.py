@@ -19,15 +19,16 @@ from sebulba.types import Unroll
 class Intake:
     """The learner's end of the lanes: their unrolls, and the env-hosts of remote lanes.
 
-    Every wait calls ``poll`` often, which may raise.
+    A wait calls its ``poll`` often, which may raise. (Kept here, it would make a circle with the
+    run that it belongs to, and what that has on devices would stay after training.)
 
     Args:
       queue: of the unrolls of all lanes.
       schedule: says which lanes have a part in a turn.
       remote: None without remote lanes.
-      any_order: of remote lanes, whether a turn takes as many unrolls from whichever have some.
+      any_order: with remote lanes, a turn takes its unrolls from whichever lanes have some, local
+        ones included, so that lanes which are lost hold nobody up.
       activity: where the learner notes what it waits for.
-      poll: notices failures and interrupts.
     """
 
     def __init__(
@@ -37,21 +38,18 @@ class Intake:
         remote: Remote | None,
         any_order: bool,
         activity: Activity,
-        poll: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._schedule = schedule
         self._remote = remote
-        # Those that are lost then hold nobody up.
         self._any_order = any_order and remote is not None
         self._now = activity
-        self._poll = poll
 
     @contextlib.contextmanager
     def listening(self, group: ThreadGroup, is_complete: Callable[[], bool]) -> Iterator[None]:
         """Take connections of env-hosts inside the context, until ``group`` stops.
 
-        At the end, env-hosts are told whether the run is complete.
+        At the end, env-hosts are told whether the run ``is_complete``, which ends them too.
         """
         if self._remote is None:
             yield
@@ -66,7 +64,9 @@ class Intake:
         finally:
             listener.close(complete)
 
-    def wait_for_lanes(self, is_asked_to_stop: Callable[[], bool]) -> None:
+    def wait_for_lanes(
+        self, poll: Callable[[], None], is_asked_to_stop: Callable[[], bool]
+    ) -> None:
         """Wait until as many env-hosts are connected as learning should start with."""
         while self._remote is not None:
             missing = self._remote.min_lanes - self._remote.listener.connected()
@@ -76,13 +76,15 @@ class Intake:
             # one that was asked to stop.
             if not is_asked_to_stop():
                 self._now.set(f"waiting for the env-hosts of {missing} lanes")
-            self._poll()
+            poll()
             time.sleep(POLL_SECONDS)
 
-    def take(self, turn: int) -> list[Unroll]:
+    def take(self, turn: int, poll: Callable[[], None]) -> list[Unroll]:
         """The unrolls of a turn."""
         lanes = self._schedule.lanes_of(turn)
-        return [self._take_any() if self._any_order else self._take_from(lane) for lane in lanes]
+        if self._any_order:
+            return [self._take_any(poll) for _ in lanes]
+        return [self._take_from(lane, poll) for lane in lanes]
 
     def news(self) -> list[str]:
         """Lines about env-hosts that came or went since the last call."""
@@ -92,21 +94,22 @@ class Intake:
         """Those of remote lanes, if there are any."""
         return {} if self._remote is None else dict(self._remote.listener.metrics())
 
-    def _take_from(self, lane: int) -> Unroll:
+    def _take_from(self, lane: int, poll: Callable[[], None]) -> Unroll:
         actor = actor_name(lane)
         self._now.set(f"waiting for {actor}", waits_for=actor)
-        return self._polling(lambda: self._queue.get(lane, POLL_SECONDS))
+        return _polling(lambda: self._queue.get(lane, POLL_SECONDS), poll)
 
-    def _take_any(self) -> Unroll:
+    def _take_any(self, poll: Callable[[], None]) -> Unroll:
         assert self._remote is not None
         connected = self._remote.listener.connected()
         self._now.set(f"waiting for any actor, with {connected} remote lanes connected,")
-        return self._polling(lambda: self._queue.get_any(POLL_SECONDS))
+        return _polling(lambda: self._queue.get_any(POLL_SECONDS), poll)
 
-    def _polling(self, get: Callable[[], Unroll]) -> Unroll:
-        """What ``get`` returns, which waits shortly, so that an interrupt is noticed meanwhile."""
-        while True:
-            try:
-                return get()
-            except TimeoutError:
-                self._poll()
+
+def _polling(get: Callable[[], Unroll], poll: Callable[[], None]) -> Unroll:
+    """What ``get`` returns, which waits shortly, so that an interrupt is noticed meanwhile."""
+    while True:
+        try:
+            return get()
+        except TimeoutError:
+            poll()

@@ -80,7 +80,6 @@ class SebulbaRun:
             parts.remote,
             any_order=config.policy_lag == "any",
             activity=self._now,
-            poll=self._poll,
         )
         self._evaluations = Evaluations(
             config,
@@ -114,7 +113,7 @@ class SebulbaRun:
         try:
             for note in [*notes, *self._load_replay()]:
                 self._rows.message(note)
-            with self._intake.listening(group, self._has_ended), self._evaluations:
+            with self._intake.listening(group, self._is_complete), self._evaluations:
                 self._directory.begin(self._meter.steps)
                 self._remember_best()
                 self._act_and_learn(group)
@@ -156,7 +155,8 @@ class SebulbaRun:
         is_complete = self._meter.steps >= self._config.total_steps
         return self._stop or (alone and not is_complete and self._interrupt.signal is not None)
 
-    def _has_ended(self) -> bool:
+    def _is_complete(self) -> bool:
+        """Whether training that has ended has reached its end."""
         return not self.interrupted()
 
     def _act_and_learn(self, group: ThreadGroup) -> None:
@@ -173,7 +173,7 @@ class SebulbaRun:
             start_actors(self._parts, self._schedule, self._slots, self._queue, group, actors)
             # After an interrupt; or after a failure of an actor, which ``group.close`` raises.
             with contextlib.suppress(ShutDown):
-                self._intake.wait_for_lanes(lambda: self._interrupt.signal is not None)
+                self._intake.wait_for_lanes(self._poll, lambda: self._interrupt.signal is not None)
                 self._learn()
             if self.interrupted():
                 self._rows.message("stopping: a second signal ends the run at once")
@@ -189,7 +189,7 @@ class SebulbaRun:
         config = self._config
         while self._meter.steps < config.total_steps and not self._stop:
             with self._meter.timed("queue_wait"):
-                unrolls = self._intake.take(self._turn)
+                unrolls = self._intake.take(self._turn, self._poll)
                 self._meter.add_unrolls(unrolls, self._turn)
             self._check_agent(unrolls[0])
             try:

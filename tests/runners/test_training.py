@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import signal
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,24 @@ def test_learns_catch(num_devices: int) -> None:
 def test_the_catch_preset_solves_it(seed: int) -> None:
     config = dataclasses.replace(presets.get("vtrace-catch"), seed=seed)
     assert train(config).metrics[-1]["episode_return_mean"] >= 0.95
+
+
+def test_what_a_run_had_on_devices_is_free_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the collector, which counts objects and knows nothing of the devices' memory."""
+    runs: list[weakref.ref[SebulbaRun]] = []
+    begin = SebulbaRun.run
+
+    def noted(self: SebulbaRun, notes: Sequence[str] = ()) -> None:
+        runs.append(weakref.ref(self))
+        begin(self, notes)
+
+    monkeypatch.setattr(SebulbaRun, "run", noted)
+    gc.disable()
+    try:
+        train(tiny())
+        assert runs[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
