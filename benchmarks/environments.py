@@ -229,7 +229,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         working = [row for row in members if row["error"] is None]
         differ = sum(row["seeds"] for row in working)
         drawn = sum(row["renders"] for row in working)
-        of_ids = [text for row in members for text in learned.get(row["id"], [])]
+        of_ids = [learned[row["id"]] for row in members if row["id"] in learned]
         cells = [
             *(NAMES.get(family, family), len(members), len(working), differ, drawn),
             *(LIBRARIES.get(family, "none"), f"`{PRESETS.get(family, GENERIC)}`"),
@@ -239,20 +239,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def what_was_learned() -> dict[str, list[str]]:
-    """By id: the return of the worst seed, the steps and the minutes, of each committed result."""
-    learned = defaultdict(list)
+def what_was_learned() -> dict[str, str]:
+    """By id: the worst seed of the preset whose worst seed is best, of the committed results."""
+    best: dict[str, tuple[float, float, str]] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("seeds_*.json")):
         result = json.loads(path.read_text())
+        if len(result["seeds"]) < 3:
+            continue
         words = result["command"].split()
         env_id = words[words.index("--env") + 1] if "--env" in words else presets.get(words[2]).env
         worst = min(result["seeds"], key=lambda of_seed: of_seed["return_mean"])
-        mean = worst["return_mean"]
-        learned[env_id].append(
+        mean, minutes = worst["return_mean"], worst["seconds"] / 60
+        text = (
             f"{env_id.rpartition('/')[2]}: {mean:{',.0f' if abs(mean) >= 100 else '.2f'}} after "
-            f"{worst['steps'] / 1e6:.2g} million steps, {worst['seconds'] / 60:.0f} min"
+            f"{worst['steps'] / 1e6:.2g} million steps, {minutes:.0f} min (`{words[2]}`)"
         )
-    return learned
+        found = (mean, -minutes, text)
+        best[env_id] = max(found, best.get(env_id, found))
+    return {env_id: text for env_id, (_, _, text) in best.items()}
 
 
 if __name__ == "__main__":
