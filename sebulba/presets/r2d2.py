@@ -129,6 +129,6 @@ PRESETS: tuple[tuple[Config, str], ...] = (
         ATARI_SMALL,
         "Atari with R2D2 for one machine: fewer actors, more updates, replay within 8 GiB.",
     ),
-    (PONG, "Pong with R2D2 on small images: returns of 20 to 21 in 23 minutes on two CPU cores."),
+    (PONG, "Pong with R2D2 on small images: returns of about 20 in 23 minutes on two CPU cores."),
 )
 """Each with what it is for."""
