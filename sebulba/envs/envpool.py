@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import gc
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +33,27 @@ _OWNED = {
 _FIRST = 0  # The value of dm_env.StepType.FIRST in EnvPool's state.
 
 
+@functools.cache
+def _envpool() -> Any:
+    """The package, which is not imported at the top of the file, because it takes seconds.
+
+    Where Qt is missing, EnvPool keeps the error until somebody wants Procgen. With its traceback,
+    it would keep all that the callers of this function have: a whole training, with its arrays.
+    """
+    import envpool
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("envpool."):
+            for value in vars(module).values():
+                if isinstance(value, BaseException):
+                    value.__traceback__ = None
+    gc.collect()  # The frames of the import hold each other too.
+    return envpool
+
+
 def environment_ids() -> list[str]:
     """Return all ids of EnvPool."""
-    import envpool  # Not at the top of the file, because it takes seconds.
-
-    return list(envpool.list_all_envs())
+    return list(_envpool().list_all_envs())
 
 
 class EnvPoolEnv:
@@ -84,8 +103,7 @@ class EnvPoolEnv:
         check_num_envs(num_envs)
         native_options = _native_options(env_id, options or {}, atari_protocol)
         with_mission = native_options.pop(envpool_spec.MISSION, False)
-        import envpool
-
+        envpool = _envpool()
         # Checked before the pool is made, because making one may write files (VizDoom does).
         envpool_spec.check_supported(env_id, envpool.make_spec(env_id, **native_options))
         if envpool_spec.ignores_seed(env_id):
@@ -183,8 +201,7 @@ def _native_options(env_id: str, options: Mapping[str, Any], protocol: str) -> d
     Raises:
       ValueError: the id or an option is unknown, an option cannot be set, or a library is missing.
     """
-    import envpool
-
+    envpool = _envpool()
     known = environment_ids()
     if env_id not in known:
         raise unknown("environment", env_id, known)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -433,3 +434,24 @@ def test_bad_arguments() -> None:
         envs.make("CartPole-v1", 1, seed=-1)
     with pytest.raises(ValueError, match=r"action has shape \(2,\), but must have shape \(3,\)"):
         envs.make("CartPole-v1", 3, seed=0).step(np.zeros(2, np.int32))
+
+
+def test_what_imports_envpool_is_free_again() -> None:
+    """Else the first training of a process would keep all that it had on devices."""
+    program = """
+        import gc, weakref
+        from sebulba.envs import envpool
+
+        class Training:
+            pass
+
+        def train():
+            training = Training()
+            envpool.environment_ids()
+            return weakref.ref(training)
+
+        gc.disable()
+        training = train()
+        assert training() is None
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
