@@ -2,6 +2,7 @@
 
     python benchmarks/seeds.py vtrace-cartpole --seeds 0 1 2 --at-least 475
     python benchmarks/seeds.py ppo-mujoco -- --env Hopper-v4
+    python benchmarks/seeds.py ppo-pong --runs runs/pong0 runs/pong1   trained before, by yourself
 
 Options of the training go after a ``--``. One seed trains after the other, each in a process of its
 own; then its policy plays whole games. OUT.json holds the curves and these games' returns, OUT.png
@@ -19,15 +20,17 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 import sebulba
+from sebulba import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = [sys.executable, "-m", "sebulba"]
 POINTS = 200
 """Of a curve that are kept."""
 GAMES = 100
@@ -40,6 +43,8 @@ class Options:
 
     preset: Annotated[str, tyro.conf.Positional]
     seeds: tuple[int, ...] = (0, 1, 2)
+    runs: tuple[Path, ...] = ()
+    """Directories of runs that were trained with these options, in place of training ``seeds``."""
     episodes: int = 100
     """Whole games that each trained policy plays."""
     at_least: float | None = None
@@ -56,9 +61,8 @@ def main(options: Options, words: list[str]) -> int:
     out = options.out or ROOT / "benchmarks" / "results" / name(options.preset, words)
     command = shlex.join(["sebulba", "train", options.preset, *words])
     result: dict[str, Any] = {"command": command, "episodes": options.episodes, "seeds": []}
-    for seed in options.seeds:
-        with tempfile.TemporaryDirectory() as scratch:
-            result["seeds"].append(trained(options, words, seed, Path(scratch) / "run"))
+    for run in options.runs or trained(options, words):
+        result["seeds"].append(measured(options, run))
         out.parent.mkdir(parents=True, exist_ok=True)
         out.with_suffix(".json").write_text(json.dumps(result) + "\n")
         draw(result, out.with_suffix(".png"))
@@ -74,14 +78,23 @@ def name(preset: str, words: list[str]) -> str:
     return re.sub(r"\W+", "_", "_".join(["seeds", preset, *envs]))
 
 
-def trained(options: Options, words: list[str], seed: int, run: Path) -> dict[str, Any]:
+def trained(options: Options, words: list[str]) -> Iterator[Path]:
+    """The run of each seed, trained here; it is gone when the next one is asked for."""
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Path(scratch) / "run"
+            train = [*PROGRAM, "train", options.preset, *words, "--seed", str(seed)]
+            quiet = subprocess.DEVNULL
+            subprocess.run([*train, "--out", str(run)], check=True, stdout=quiet, stderr=quiet)
+            yield run
+
+
+def measured(options: Options, run: Path) -> dict[str, Any]:
     """The curve of one seed, and the returns of the games that its policy plays."""
-    program = [sys.executable, "-m", "sebulba"]
-    start = time.monotonic()
-    train = [*program, "train", options.preset, *words, "--seed", str(seed), "--out", str(run)]
-    subprocess.run(train, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    seconds = time.monotonic() - start
-    evaluate = [*program, "eval", str(run), "--episodes", str(options.episodes), "--json"]
+    fields = sebulba.load_run(run).fields
+    if fields["preset"] != options.preset:
+        raise ConfigError(f"{run} is a run of {fields['preset']}: name that preset instead.")
+    evaluate = [*PROGRAM, "eval", str(run), "--episodes", str(options.episodes), "--json"]
     played = subprocess.run(evaluate, check=True, capture_output=True, text=True)
     evaluation = json.loads(played.stdout)
     rows = [row for row in sebulba.read_metrics(run) if row["episode_return_mean"] is not None]
@@ -89,14 +102,21 @@ def trained(options: Options, words: list[str], seed: int, run: Path) -> dict[st
     reached = {str(value): first_at(value, rows) for value in options.reach}
     kept = rows[step - 1 :: step]
     return {
-        "seed": seed,
+        "seed": fields["seed"],
         "steps": rows[-1]["steps"],
-        "seconds": round(seconds, 1),
+        # Of training alone, without what its process needs to begin and to end.
+        "seconds": round(rows[-1]["seconds"], 1),
         "return_mean": evaluation["mean"],
         "standard_error": evaluation["standard_error"],
-        **({"reached": reached} if reached else {}),
+        **({"reached": reached, "most": most(rows)} if reached else {}),
         "curve": [[row["steps"], row["seconds"], row["episode_return_mean"]] for row in kept],
     }
+
+
+def most(rows: list[dict[str, Any]]) -> float | None:
+    """The highest mean return of 100 games in training; None if there were fewer."""
+    whole = (row["episode_return_mean_100"] for row in rows if row["episodes"] >= GAMES)
+    return max(whole, default=None)
 
 
 def first_at(value: float, rows: list[dict[str, Any]]) -> tuple[int, float] | None:
