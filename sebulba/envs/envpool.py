@@ -44,7 +44,7 @@ def _envpool() -> Any:
 
     for name, module in list(sys.modules.items()):
         if name.startswith("envpool."):
-            for value in vars(module).values():
+            for value in list(vars(module).values()):
                 if isinstance(value, BaseException):
                     value.__traceback__ = None
     gc.collect()  # The frames of the import hold each other too.
