@@ -22,6 +22,7 @@ from sebulba.config import NetworkConfig
 from sebulba.ops.convolution import DataFormat, conv2d
 from sebulba.ops.lstm import lstm
 from sebulba.ops.pooling import max_pool
+from sebulba.ops.relu import relu
 from sebulba.types import ActionSpec, ArrayTree, BoxSpec, DiscreteSpec, EnvSpec, State, Timestep
 
 Array = jax.Array
@@ -255,9 +256,9 @@ class ResNetTorso(nn.Module):
             x = Conv(features, 3, 1, "SAME", self.dtype, _LECUN, data_format, normalize)(x)
             x, data_format = max_pool(x, 3, 2), "NHWC"
             for _ in range(self.config.num_blocks):
-                y = Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(x))
-                x = x + Conv(features, 3, 1, "SAME", self.dtype)(nn.relu(y))
-        return _dense(self.config, self.dtype, nn.relu(x).reshape(x.shape[0], -1), _LECUN)
+                y = Conv(features, 3, 1, "SAME", self.dtype)(relu(x))
+                x = x + Conv(features, 3, 1, "SAME", self.dtype)(relu(y))
+        return _dense(self.config, self.dtype, relu(x).reshape(x.shape[0], -1), _LECUN)
 
 
 class Conv(nn.Module):
@@ -367,7 +368,7 @@ def _activated(config: NetworkConfig, dtype: Any, x: Array) -> Array:
     """What follows a layer of a torso; images ``[N, H, W, C]`` are normalized over C."""
     if config.layer_norm:
         x = nn.LayerNorm(dtype=dtype)(x)
-    return nn.tanh(x) if config.activation == "tanh" else nn.relu(x)
+    return nn.tanh(x) if config.activation == "tanh" else relu(x)
 
 
 def _channels(images: Array) -> Array:

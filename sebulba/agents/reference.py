@@ -18,6 +18,7 @@ from sebulba.agents.networks import is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
 from sebulba.envs.previous_action import check_action, has_action
+from sebulba.ops.relu import relu
 from sebulba.types import (
     ActorOutput,
     ArrayTree,
@@ -181,8 +182,8 @@ class DuelingHeads(nn.Module):
     @nn.compact
     def __call__(self, features: jax.Array) -> jax.Array:
         """Map features ``[T, B, F]`` to Q values ``[T, B, A]``."""
-        advantage = nn.Dense(self.num_actions)(nn.relu(nn.Dense(self.hidden_size)(features)))
-        value = nn.Dense(1)(nn.relu(nn.Dense(self.hidden_size)(features)))
+        advantage = nn.Dense(self.num_actions)(relu(nn.Dense(self.hidden_size)(features)))
+        value = nn.Dense(1)(relu(nn.Dense(self.hidden_size)(features)))
         # Without the mean, advantages and value would be determined only up to a constant.
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
