@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sebulba.devices.topology import LEARNER_AXIS, Topology
@@ -89,6 +90,26 @@ def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     if len(trajectories) == 1:
         return trajectories[0]
     return jax.tree.map(join_all, TRAJECTORY_AXES, *trajectories)
+
+
+def part_of(tree: ArrayTree, axes: Any, index: jax.Array, count: int) -> Any:
+    """Part ``index`` of ``count`` equal ones along B; meant for one device's share, as above.
+
+    Args:
+      tree: of one device.
+      axes: a prefix of it, with the axis of B in each part.
+      index: int32 ``[]``.
+      count: must divide B.
+    """
+
+    def take_all(axis: int, tree: ArrayTree) -> Any:
+        def take(leaf: jax.Array) -> jax.Array:
+            size = leaf.shape[axis] // count
+            return lax.dynamic_slice_in_dim(leaf, index * size, size, axis=axis)
+
+        return jax.tree.map(take, tree)
+
+    return jax.tree.map(take_all, axes, tree)
 
 
 def local_data(array: jax.Array, device: jax.Device) -> jax.Array:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Logs
-from sebulba.learners.sharding import spec_of
+from sebulba.learners.sharding import part_of, spec_of
 from sebulba.types import Agent, ArrayTree, Params, Timestep
 
 
@@ -168,11 +168,14 @@ class SynchronizedUpdate:
 
         def local(params: Params, batch: Batch, fixed: ArrayTree, progress: jax.Array) -> Any:
             if index is not None:
-                batch = _take(batch, axes, index, self._num_microbatches)
+                batch = part_of(batch, axes, index, self._num_microbatches)
             gradient, output = jax.grad(self._loss, has_aux=True)(params, fixed, progress, batch)
             # Devices have equal shares and each loss is a mean, so the mean of the means is that
             # of the whole batch, on any number of devices.
-            mean = lax.pmean((gradient, output.logs, output.measured), LEARNER_AXIS)
+            mean = (gradient, output.logs, output.measured)
+            # Of a single device, XLA would still copy the gradient.
+            if self._topology.mesh.size > 1:
+                mean = lax.pmean(mean, LEARNER_AXIS)
             return mean, output.per_sequence
 
         # With check_vma=True, JAX would already sum the gradient with respect to replicated
@@ -215,16 +218,3 @@ class SynchronizedUpdate:
 
 def _mean(leaves: Sequence[jax.Array]) -> jax.Array:
     return functools.reduce(jnp.add, leaves) / len(leaves)
-
-
-def _take(batch: Batch, axes: Any, index: jax.Array, num_microbatches: int) -> Batch:
-    """The microbatch ``index`` of one device's share, an equal part of each part of ``batch``."""
-
-    def take_all(axis: int, tree: ArrayTree) -> Any:
-        def take(leaf: jax.Array) -> jax.Array:
-            size = leaf.shape[axis] // num_microbatches
-            return lax.dynamic_slice_in_dim(leaf, index * size, size, axis=axis)
-
-        return jax.tree.map(take, tree)
-
-    return jax.tree.map(take_all, axes, batch)
