@@ -26,6 +26,7 @@ from sebulba.learners.sharding import (
     assemble,
     concatenate,
     described,
+    part_of,
     spec_of,
 )
 from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
@@ -277,8 +278,7 @@ class EpochLearner(Learner):
         def local(params: Params, batch: Batch) -> tuple[Samples, Logs, ArrayTree]:
             trajectory = concatenate(batch)
             timestep = trajectory.timestep
-            output, _ = self.agent.unroll(params, timestep, trajectory.initial_state)
-            told = self.targets(trajectory, output)
+            told = self.targets(trajectory, self._unroll(params, trajectory))
             targets, logs = checked_targets(self, told, timestep.first[1:].shape)
             measured = lax.pmean(measure(self.agent, params, timestep), LEARNER_AXIS)
             samples = Samples(
@@ -302,6 +302,26 @@ class EpochLearner(Learner):
         # A copy, because the first minibatch donates the parameters.
         before = jax.tree.map(jnp.copy, params) if jax.tree.leaves(measured) else ()
         return Prepared(samples, logs, measured, before)
+
+    def _unroll(self, params: Params, trajectory: Trajectory) -> ArrayTree:
+        """Outputs of the agent, ``[T+1, B, ...]``, in parts that fit the cache."""
+        frames, count = trajectory.timestep.first.shape
+        num_parts = fewest(self.config, self._topology, count, frames)
+
+        def unroll(part: Trajectory) -> ArrayTree:
+            return self.agent.unroll(params, part.timestep, part.initial_state)[0]
+
+        if num_parts == 1:
+            return unroll(trajectory)
+
+        def joined(leaf: jax.Array) -> jax.Array:
+            leaf = jnp.moveaxis(leaf, 0, 1)
+            return leaf.reshape(frames, count, *leaf.shape[3:])
+
+        def of_part(index: jax.Array) -> ArrayTree:
+            return unroll(part_of(trajectory, TRAJECTORY_AXES, index, num_parts))
+
+        return jax.tree.map(joined, lax.map(of_part, jnp.arange(num_parts)))
 
     def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
         """The minibatches of one epoch, in which each sequence is once."""

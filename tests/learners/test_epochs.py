@@ -40,7 +40,7 @@ from sebulba import (
 )
 from sebulba.agents.networks import MOMENTS
 from sebulba.devices.compiler import inspect
-from sebulba.learners import PPOLearner, make_optimizer
+from sebulba.learners import PPOLearner, epochs, make_optimizer
 from sebulba.learners.epochs import Samples
 from sebulba.types import (
     ActorOutput,
@@ -57,6 +57,32 @@ def test_targets_and_loss_without_logs_are_refused(method: str) -> None:
     add(learner, trajectory("ppo"))
     with pytest.raises(ConfigError, match=rf"PPOLearner\.{method} returns float32\[\]: .*{method}"):
         learner.update(new_state(ppo()), 0.0)
+
+
+# Targets
+
+
+@BOTH
+def test_targets_are_the_same_from_a_few_environments_at_a_time(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, batch = make(network=STACKED), trajectory(name_of(make), STACKED)
+    whole = prepared(config, batch)
+    sizes = []
+
+    def unroll(self: Any, params: Any, timesteps: Any, state: Any) -> Any:
+        sizes.append(timesteps.first.shape)
+        return of_class(self, params, timesteps, state)
+
+    kind = type(agent_of(config))
+    of_class = kind.unroll
+    monkeypatch.setattr(kind, "unroll", unroll)
+    monkeypatch.setattr(epochs, "fewest", lambda *_: 4)
+    in_parts = prepared(config, batch)
+    assert (T + 1, B // 4) in sizes
+    assert (T + 1, B) not in sizes
+    for found, expected in zip(jax.tree.leaves(in_parts), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 # Minibatches
