@@ -251,6 +251,13 @@ def test_the_compiled_update_reduces_and_never_gathers(
     assert found == expected
 
 
+def test_on_a_single_learner_device_nothing_is_reduced() -> None:
+    """XLA would copy the gradient for it."""
+    learner = make_learner(1, num_microbatches=2)
+    programs = learner.synchronized.lower(new_state(1), (assembled(random_trajectory(), 1),))
+    assert [set(inspect(program).collectives) for program, _ in programs] == [set(), set()]
+
+
 def test_an_update_in_microbatches_is_that_of_the_whole_batch() -> None:
     learner = make_learner(2, num_microbatches=4)
     state, logs = update(learner, new_state(2), 2, random_trajectory())
