@@ -63,11 +63,19 @@ MANY = (
     *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", "64"),
     *("--batch-size", "128", "--num-minibatches", "32"),
 )
+MORE = (
+    *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", "96"),
+    *("--batch-size", "192", "--num-minibatches", "24"),
+)
+FADING = ("--entropy-cost", "0.02", "--entropy-decay-to-zero")
 FAST = ("--optimizer.learning-rate", "5e-4")
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "ppo-pong": (*MANY, *FAST, "--unroll-length", "32", "--num-epochs", "3", "--lambda", "0.98"),
+    "ppo-pong": (
+        *(*MANY, *FAST, *FADING),
+        *("--unroll-length", "32", "--num-epochs", "3", "--lambda", "0.98"),
+    ),
     "pqn-pong": (*MANY, *FAST, "--epsilon-end", "0.01"),
-    "ppo-breakout": (*MANY, "--unroll-length", "64"),
+    "ppo-breakout": (*MORE, "--unroll-length", "32"),
     "pqn-breakout": MANY,
 }
 """Of a stage's training, after what was tuned. results/h200 has what all but the last learned."""
