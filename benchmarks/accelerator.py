@@ -57,26 +57,29 @@ GAMES = {
     "pong": ("--env", "Pong-v5", "--network.pixels", "normalized"),
     "breakout": ("--env", "Breakout-v5"),
 }
-# Many environments, so that all cores have work at every step, and the actions that the game uses,
-# none of which sticks: as in most reports of how soon these games are learned.
-MANY = (
-    *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", "64"),
-    *("--batch-size", "128", "--num-minibatches", "32"),
-)
-MORE = (
-    *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", "96"),
-    *("--batch-size", "192", "--num-minibatches", "24"),
-)
-FADING = ("--entropy-cost", "0.02", "--entropy-decay-to-zero")
+
+
+def many(envs: int, minibatches: int) -> tuple[str, ...]:
+    """Options of two actors with many environments: all cores have work at every step.
+
+    With the actions that the game uses, none of which sticks: as in most reports of how soon these
+    games are learned.
+    """
+    return (
+        *("--atari-protocol", "impala", "--actors-per-device", "2", "--envs-per-actor", f"{envs}"),
+        *("--batch-size", f"{2 * envs}", "--num-minibatches", f"{minibatches}"),
+    )
+
+
 FAST = ("--optimizer.learning-rate", "5e-4")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo-pong": (
-        *(*MANY, *FAST, *FADING),
-        *("--unroll-length", "32", "--num-epochs", "3", "--lambda", "0.98"),
+        *(*many(64, 32), *FAST, "--unroll-length", "32", "--num-epochs", "3", "--lambda", "0.98"),
+        *("--entropy-cost", "0.02", "--entropy-decay-to-zero"),
     ),
-    "pqn-pong": (*MANY, *FAST, "--epsilon-end", "0.01"),
-    "ppo-breakout": (*MORE, "--unroll-length", "32"),
-    "pqn-breakout": MANY,
+    "pqn-pong": (*many(64, 32), *FAST, "--epsilon-end", "0.01"),
+    "ppo-breakout": (*many(96, 24), "--unroll-length", "32"),
+    "pqn-breakout": many(64, 32),
 }
 """Of a stage's training, after what was tuned. results/h200 has what all but the last learned."""
 TRAININGS = {"pong": ("shallow", "pong"), "breakout": ("shallow", "breakout")} | {
