@@ -122,7 +122,12 @@ class SynchronizedUpdate:
             return state, logs, [per_sequence]
         # A Python loop, not lax.scan: on a device that also acts, an actor's step can run between
         # two programs but not in the middle of one.
-        parts = [self._gradient(state.params, batch, fixed, done, index) for index in self._indices]
+        parts: list[tuple[Mean, ArrayTree]] = []
+        for index in self._indices:
+            # One at a time. All at once, each would need memory of its own, which is in no cache,
+            # and an actor's step would wait for all of them.
+            jax.block_until_ready(parts[-1:])
+            parts.append(self._gradient(state.params, batch, fixed, done, index))
         state, logs = self._apply(state, [mean for mean, _ in parts], done)
         return state, logs, [per_sequence for _, per_sequence in parts]
 

@@ -270,6 +270,24 @@ def test_an_update_in_microbatches_is_that_of_the_whole_batch() -> None:
     check_logs(logs, expected_logs)
 
 
+def test_microbatches_are_computed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an actor's step waits for one at most, and memory is that of one."""
+    learner = make_learner(2, num_microbatches=4)
+    gradient, computed, ready = learner.synchronized._gradient, [], []
+
+    def spied(*args: Any) -> Any:
+        ready.append(all(leaf.is_ready() for leaf in jax.tree.leaves(computed)))
+        # What takes a while, so that it is not ready by chance.
+        busy = jnp.zeros(()) + jnp.linalg.matrix_power(jnp.eye(600), 50)[0, 0]
+        mean, per_sequence = gradient(*args)
+        computed.append((mean, (per_sequence, busy)))
+        return computed[-1]
+
+    monkeypatch.setattr(learner.synchronized, "_gradient", spied)
+    update(learner, new_state(2), 2, random_trajectory())
+    assert ready == [True] * 4
+
+
 def test_several_lanes_are_one_batch() -> None:
     halves = shards_of(random_trajectory(), 2)
     learner = make_learner(2, envs_per_actor=B // 2)
