@@ -146,6 +146,9 @@ def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Arr
       start of the episode; and the last k - 1 frames ``[B, k-1, ...]``, the next ``before``.
     """
     length, depth = frames.shape[0], before.shape[1]
+    if length == 1:  # For each step of acting, and for PPO's steps: one copy in place of several.
+        stacks = jnp.concatenate([_where(~first[0], before), jnp.moveaxis(frames, 0, 1)], axis=1)
+        return stacks[None], stacks[:, 1:]
     frames = jnp.concatenate([jnp.moveaxis(before, 1, 0), frames])
     # Frames are of the same episode if as many episodes have started by the one as by the other.
     # Those of `before` are in episode 0, which is over at once if first[0].
@@ -165,7 +168,7 @@ def stack_frames(frames: Array, first: Array, before: Array) -> tuple[Array, Arr
 
 
 def _where(keep: Array, frames: Array) -> Array:
-    """Return ``frames`` ``[T, B, ...]`` where ``keep`` ``[T, B]``, and zeros elsewhere."""
+    """Return ``frames`` where ``keep``, of their first axes, and zeros elsewhere."""
     keep = keep.reshape(keep.shape + (1,) * (frames.ndim - keep.ndim))
     return jnp.where(keep, frames, jnp.zeros((), frames.dtype))
 

@@ -233,18 +233,19 @@ def _cpu_dkernel(form: Form, x: Array, kernel: Array, offset: Array | None, dy: 
 
 def _dkernel_of_floats(form: Form, kernel: Array, x: Array, dy: Array) -> Array:
     if not _in_blocks(form, x):
-        return _eigen_dkernel(form, kernel.shape, _pixels(form, x), dy)
+        return _eigen_dkernel(form, kernel.shape, _pixels(form, x).transpose(3, 1, 2, 0), dy)
     # `kernel` is needed only for its shape: `_kernel_to_blocks` is linear.
     taps, from_taps = jax.vjp(partial(_kernel_to_blocks, form), kernel)
-    blocks = _numbers(_to_blocks(form, kernel.shape, x))
+    blocks = _numbers(_to_blocks(form, kernel.shape, x, images_last=True), axis=0)
     return from_taps(_eigen_dkernel(Form(), taps.shape, blocks, dy))[0]
 
 
 def _eigen_dkernel(form: Form, kernel_shape: Sequence[int], x: Array, dy: Array) -> Array:
-    """Return the gradient for a kernel: x convolved with dy, with the batch as input channels.
+    """Return the gradient for a kernel: x [C, H, W, B] convolved with dy [B, OH, OW, O].
 
-    XLA does the same, but transposes the arrays only at the top level of a program. Inside a loop
-    neither library can compute them as they are, and it takes 20 times as long.
+    The batch serves as input channels. XLA does the same, but transposes the arrays only at the
+    top level of a program. Inside a loop neither library can compute them as they are, and it takes
+    20 times as long.
     """
     # The bottom and right padding may be negative, where no window reaches the last pixels.
     pads = [
@@ -254,47 +255,53 @@ def _eigen_dkernel(form: Form, kernel_shape: Sequence[int], x: Array, dy: Array)
         )
     ]
     windows = Form(pads=(pads[0], pads[1]))
-    x, dy = x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3)
-    return _eigen_conv(windows, x, dy, dilation=form.strides).transpose(1, 2, 0, 3)
+    dkernel = _eigen_conv(windows, x, dy.transpose(1, 2, 0, 3), dilation=form.strides)
+    return dkernel.transpose(1, 2, 0, 3)
 
 
-def _to_blocks(form: Form, kernel_shape: Sequence[int], x: Array) -> Array:
+def _to_blocks(
+    form: Form, kernel_shape: Sequence[int], x: Array, images_last: bool = False
+) -> Array:
     """Pad, and move each block of `strides` pixels into the channels, so that the stride becomes 1.
 
-    Bytes are moved four at a time, as words of 32 bits; `_numbers` makes floats of the result.
+    Returns [B, H, W, C], or [C, H, W, B] with `images_last`. Bytes are moved four at a time, as
+    words of 32 bits; `_numbers` makes floats of the result.
     """
-    if form.channel == 1:  # Each plane as an image of its own; then only whole blocks are moved.
-        planes = x.reshape(-1, *x.shape[2:], 1)
-        blocks = _to_blocks(form._replace(channel=3), kernel_shape, planes)
-        blocks = blocks.reshape(*x.shape[:2], *blocks.shape[1:]).transpose(0, 2, 3, 1, 4)
-        return blocks.reshape(*blocks.shape[:3], -1)
-    strides, pads, _ = form
-    batch, channels = x.shape[0], x.shape[3]
+    strides, pads, channel = form
+    axes = (1, 2) if channel == 3 else (2, 3)
+    batch, channels, size = x.shape[0], x.shape[channel], [x.shape[axis] for axis in axes]
     counts = [  # One block for each window, and those that the last window needs in addition.
         (n + low + high - k) // s + -(-k // s)
-        for n, (low, high), k, s in zip(x.shape[1:3], pads, kernel_shape, strides, strict=False)
+        for n, (low, high), k, s in zip(size, pads, kernel_shape, strides, strict=False)
     ]
-    fit = [
-        (low, count * s - n - low, 0)
-        for n, (low, _), count, s in zip(x.shape[1:3], pads, counts, strides, strict=True)
-    ]
+    fit = [(0, 0, 0)] * 4
+    for axis, n, (low, _), count, s in zip(axes, size, pads, counts, strides, strict=True):
+        fit[axis] = (low, count * s - n - low, 0)
+    x = lax.pad(x, jnp.zeros((), x.dtype), fit)
     (rows, columns), (down, right) = counts, strides
-    words = x.dtype == jnp.uint8 and right * channels % 4 == 0
-    x = x if words else x.astype(jnp.float32)
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *fit, (0, 0, 0)))
+    if channel == 3:
+        x, order = x.reshape(batch, rows, down, columns, right * channels), [0, 1, 3, 2, 4]
+    else:
+        x, order = x.reshape(batch, channels, rows, down, columns, right), [0, 2, 4, 1, 3, 5]
+    if images_last:
+        order = [*order[3:], *order[1:3], 0]
+    words = x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0
     if words:
-        x = lax.bitcast_convert_type(x.reshape(batch, -1, 4), jnp.uint32)
-    x = x.reshape(batch, rows, down, columns, -1).transpose(0, 1, 3, 2, 4)
-    return x.reshape(batch, rows, columns, -1)
+        # Words are made after the transposition, since XLA fuses nothing with what makes them. Else
+        # it would transpose in `_numbers`, and fetch a word from its old place for each byte.
+        x = x.reshape(*x.shape[:-1], -1, 4).transpose(*order, len(order))
+        x = lax.bitcast_convert_type(x, jnp.uint32)
+    else:
+        x = x.astype(jnp.float32).transpose(order)
+    return x.reshape((-1, rows, columns, batch) if images_last else (batch, rows, columns, -1))
 
 
-def _numbers(x: Array) -> Array:
-    """Convert the result of `_to_blocks` to float32."""
+def _numbers(x: Array, axis: int = 3) -> Array:
+    """Convert the result of `_to_blocks`, whose channels are `axis`, to float32."""
     if x.dtype != jnp.uint32:
         return x
-    # Without the barrier XLA would fuse the two, and fetch a word from its old place for each byte.
-    x = lax.bitcast_convert_type(lax.optimization_barrier(x), jnp.uint8)
-    return x.reshape(*x.shape[:3], -1).astype(jnp.float32)
+    x = jnp.moveaxis(lax.bitcast_convert_type(x, jnp.uint8), 4, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]).astype(jnp.float32)
 
 
 def _kernel_to_blocks(form: Form, kernel: Array) -> Array:
