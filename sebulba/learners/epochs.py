@@ -161,11 +161,15 @@ class EpochLearner(Learner):
         size = self._minibatch_size()
         frames = 1 if self._single_steps else config.unroll_length
         num_microbatches = config.num_microbatches or fewest(config, topology, size, frames)
+        self._has_microbatches = num_microbatches > 1
         self.synchronized = SynchronizedUpdate(
             self._loss, _AXES, optimizer, topology, num_microbatches
         )
         self.prepare_turn = jax.jit(self._prepare_turn)
         self.shuffle = jax.jit(self._shuffle)
+        self.take = jax.jit(self._take)
+        self._whole_epoch = jax.jit(self._epoch, donate_argnums=0)
+        self._stacked = jax.jit(_stacked)
         self._finish = jax.jit(self._finish_turn, donate_argnums=0)
         self._turn: tuple[Trajectory, ...] = ()
 
@@ -196,10 +200,11 @@ class EpochLearner(Learner):
             weights that change in the course of training.
         """
 
-    def is_enough(self, epoch: Sequence[Logs]) -> bool:
-        """Whether to leave out the other epochs of the turn, from the logs of this one's updates.
+    def is_enough(self, epoch: Logs) -> bool:
+        """Whether to leave out the other epochs of the turn, from the logs of this one.
 
-        They are the same on all hosts, and so must be the answer.
+        ``epoch`` has arrays ``[num_minibatches]``, the same on all hosts, and so must be the
+        answer.
         """
         return False
 
@@ -227,32 +232,41 @@ class EpochLearner(Learner):
         """All epochs on this turn's trajectories; ``state`` is donated."""
         train, turns = state
         samples, *once = self.prepare_turn(train.params, self._turn)
+        # To start a program for each minibatch would take longer than a small minibatch itself.
+        epoch = self._in_microbatches if self._has_microbatches else self._whole_epoch
         logs: list[Logs] = []
         for number in range(self.config.num_epochs):
-            # Loops in Python: on a device that also acts, an actor's step can run between two
-            # programs, but not in the middle of one.
-            minibatches = self.shuffle(samples, turns, np.int32(number))
-            for minibatch in minibatches:
-                train, its_logs, _ = self.synchronized(train, (minibatch,), progress=progress)
-                logs.append(its_logs)
-            if self.is_enough(logs[-len(minibatches) :]):
+            train, its_logs = epoch(train, samples, turns, np.int32(number), np.float32(progress))
+            logs.append(its_logs)
+            if self.is_enough(its_logs):
                 break
         return self._finish(EpochState(train, turns), *once, logs)
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
-        """The programs of one update and how often each of them runs, if no epoch is left out."""
+        """The programs of one update and how often each of them runs, if no epoch is left out.
+
+        XLA counts what a program does in a loop once. So all minibatches of an epoch but the first
+        are listed as programs of their own.
+        """
         epochs, parts = self.config.num_epochs, self.config.num_minibatches
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
         unrolls = whole_unrolls(self.config)
         prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
         samples = described(prepare.out_info.samples, _AXES, self._topology)
-        shuffle = self.shuffle.lower(samples, state.turns, np.int32(0))
-        minibatch = described(shuffle.out_info[0], _AXES, self._topology)
-        step = self.synchronized.lower(state.train, (minibatch,))
+        order = (samples, state.turns, np.int32(0))
+        shuffle = self.shuffle.lower(*order)
+        indices = described(shuffle.out_info[0], 0, self._topology)
+        take = self.take.lower(samples, indices)
+        minibatch = described(take.out_info, _AXES, self._topology)
+        steps = [(take, 1), *self.synchronized.lower(state.train, (minibatch,))]
+        first, rest = shuffle, parts
+        if not self._has_microbatches:
+            first = self._whole_epoch.lower(state.train, *order, np.float32(0))
+            rest = parts - 1
         return [
             (prepare, 1),
-            (shuffle, epochs),
-            *((program, epochs * parts * count) for program, count in step),
+            (first, epochs),
+            *((program, epochs * rest * count) for program, count in steps if rest),
         ]
 
     def _minibatch_size(self) -> int:
@@ -299,7 +313,7 @@ class EpochLearner(Learner):
             out_specs=(jax.tree.map(spec_of, _AXES), PartitionSpec(), PartitionSpec()),
             check_vma=False,
         )(params, batch)
-        # A copy, because the first minibatch donates the parameters.
+        # A copy, because the first epoch donates the parameters.
         before = jax.tree.map(jnp.copy, params) if jax.tree.leaves(measured) else ()
         return Prepared(samples, logs, measured, before)
 
@@ -323,26 +337,78 @@ class EpochLearner(Learner):
 
         return jax.tree.map(joined, lax.map(of_part, jnp.arange(num_parts)))
 
-    def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
-        """The minibatches of one epoch, in which each sequence is once."""
+    def _epoch(
+        self,
+        train: TrainState,
+        samples: Samples,
+        turns: jax.Array,
+        epoch: jax.Array,
+        progress: jax.Array,
+    ) -> tuple[TrainState, Logs]:
+        """All updates of one epoch, and their logs, ``[num_minibatches]`` each."""
+
+        def step(train: TrainState, indices: jax.Array) -> tuple[TrainState, Logs]:
+            minibatch = self._take(samples, indices)
+            train, logs, _ = self.synchronized.whole(train, (minibatch,), (), progress)
+            return train, logs
+
+        return lax.scan(step, train, jnp.stack(self._shuffle(samples, turns, epoch)))
+
+    def _in_microbatches(
+        self,
+        train: TrainState,
+        samples: Samples,
+        turns: jax.Array,
+        epoch: np.int32,
+        progress: np.float32,
+    ) -> tuple[TrainState, Logs]:
+        """What ``_epoch`` does, in many programs, between which an actor's step can run."""
+        logs = []
+        for indices in self.shuffle(samples, turns, epoch):
+            minibatch = self.take(samples, indices)
+            train, its_logs, _ = self.synchronized(train, (minibatch,), progress=float(progress))
+            logs.append(its_logs)
+        return train, self._stacked(logs)
+
+    def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[jax.Array]:
+        """For each minibatch of one epoch, the sequences that each device takes of its share.
+
+        Each sequence is in one minibatch.
+        """
         count = self.config.num_minibatches
 
-        def local(samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
+        def local(first: jax.Array, turns: jax.Array, epoch: jax.Array) -> list[jax.Array]:
             # From counts alone, so a resumed run needs no key from the checkpoint.
             key = jax.random.key(self.config.seed)
             for number in (turns, epoch, lax.axis_index(LEARNER_AXIS)):
                 key = jax.random.fold_in(key, number)
-            order = jax.random.permutation(key, samples.first.shape[1])
-            return [_take(samples, part) for part in jnp.split(order, count)]
+            return jnp.split(jax.random.permutation(key, first.shape[1]), count)
 
-        specs = jax.tree.map(spec_of, _AXES)
         return jax.shard_map(
             local,
             mesh=self._topology.mesh,
-            in_specs=(specs, PartitionSpec(), PartitionSpec()),
-            out_specs=[specs] * count,
+            in_specs=(spec_of(_AXES.first), PartitionSpec(), PartitionSpec()),
+            out_specs=[spec_of(0)] * count,
             check_vma=False,
-        )(samples, turns, epoch)
+        )(samples.first, turns, epoch)
+
+    def _take(self, samples: Samples, indices: jax.Array) -> Samples:
+        """The minibatch of the sequences with these indices, each device's of its own share."""
+        specs = jax.tree.map(spec_of, _AXES)
+
+        def local(samples: Samples, indices: jax.Array) -> Samples:
+            def take_all(axis: int, tree: ArrayTree) -> Any:
+                return jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis), tree)
+
+            return jax.tree.map(take_all, _AXES, samples)
+
+        return jax.shard_map(
+            local,
+            mesh=self._topology.mesh,
+            in_specs=(specs, spec_of(0)),
+            out_specs=specs,
+            check_vma=False,
+        )(samples, indices)
 
     def _loss(
         self, params: Params, _: ArrayTree, progress: jax.Array, parts: Batch
@@ -360,13 +426,13 @@ class EpochLearner(Learner):
         before: Params,
         logs: Sequence[Logs],
     ) -> tuple[EpochState, Logs]:
-        """The state after the turn, and the means of the logs of its minibatches."""
+        """The state after the turn, and the means of the logs of its epochs."""
         train, turns = state
         if jax.tree.leaves(measured):
             # Only now: in all epochs, observations are normalized as they were at the start.
             params = self.agent.absorb(train.params, before, measured)  # type: ignore[attr-defined]
             train = train._replace(params=params)
-        means = jax.tree.map(lambda *values: jnp.mean(jnp.stack(values)), *logs)
+        means = jax.tree.map(jnp.mean, _stacked(logs))
         return EpochState(train, turns + 1), {**means, **logs_once}
 
 
@@ -404,10 +470,5 @@ def _in_single_steps(samples: Samples, agent: Agent, params: Params) -> Samples:
     return whole._replace(state=jax.tree.map(flat, states))
 
 
-def _take(samples: Samples, indices: jax.Array) -> Samples:
-    """The sequences with these indices."""
-
-    def take_all(axis: int, tree: ArrayTree) -> Any:
-        return jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis), tree)
-
-    return jax.tree.map(take_all, _AXES, samples)
+def _stacked(logs: Sequence[Logs]) -> Logs:
+    return jax.tree.map(lambda *values: jnp.stack(values), *logs)

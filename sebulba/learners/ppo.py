@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -143,13 +142,12 @@ class PPOLearner(EpochLearner):
             "clip_fraction": losses.mean_loss(policy.is_clipped),
         }
 
-    def is_enough(self, epoch: Sequence[Logs]) -> bool:
+    def is_enough(self, epoch: Logs) -> bool:
         """Whether the policy has moved by more than ``target_kl`` from the one that acted."""
         if self.config.target_kl is None:
             return False
-        divergences = [logs["approx_kl"] for logs in epoch]
-        wait_until_ready(divergences, lambda: None)
-        return bool(np.mean(jax.device_get(divergences)) > self.config.target_kl)
+        wait_until_ready(epoch["approx_kl"], lambda: None)
+        return bool(np.mean(jax.device_get(epoch["approx_kl"])) > self.config.target_kl)
 
 
 def _variance(values: jax.Array, valid: jax.Array) -> jax.Array:

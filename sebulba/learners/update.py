@@ -95,7 +95,7 @@ class SynchronizedUpdate:
         self._optimizer = optax.with_extra_args_support(optimizer)
         self._topology = topology
         self._num_microbatches = num_microbatches
-        self._one_call = jax.jit(self._update, donate_argnums=0)
+        self._one_call = jax.jit(self.whole, donate_argnums=0)
         # Not donated: all microbatches read the same parameters, and ``_apply`` after them.
         self._gradient = jax.jit(self.gradient)
         self._apply = jax.jit(self._apply_mean, donate_argnums=0)
@@ -200,9 +200,10 @@ class SynchronizedUpdate:
         replicated = self._topology.replicated()
         return [jax.device_put(jnp.int32(i), replicated) for i in range(self._num_microbatches)]
 
-    def _update(
+    def whole(
         self, state: TrainState, batch: Batch, fixed: ArrayTree, progress: jax.Array
     ) -> tuple[TrainState, Logs, ArrayTree]:
+        """What a call does, in one piece, to be part of another program."""
         mean, per_sequence = self.gradient(state.params, batch, fixed, progress)
         return *self._apply_mean(state, [mean], progress), per_sequence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from epoch_parts import (
     add,
     agent_of,
     make_learner,
+    minibatches_of,
     name_of,
     new_state,
     on_host,
@@ -99,7 +101,7 @@ def test_every_step_is_in_one_minibatch_of_each_epoch(
     samples = learner.prepare_turn(new_state(config, learners).train.params, learner._turn).samples
     orders = []
     for turn, epoch in ((0, 0), (0, 1), (1, 0)):
-        minibatches = learner.shuffle(samples, jnp.int32(turn), np.int32(epoch))
+        minibatches = minibatches_of(learner, samples, turn, epoch)
         shapes = {each.first.shape for each in minibatches}
         assert shapes == ({(T, B // 2)} if network is LSTM else {(1, T * B // 2)})
         seen = np.concatenate([each.timestep.observation for each in minibatches], axis=1)
@@ -129,7 +131,7 @@ def test_in_a_minibatch_the_network_computes_what_it_does_for_whole_trajectories
     samples = learner.prepare_turn(params, learner._turn).samples
     agent = agent_of(config)
     whole, _ = agent.unroll(params, batch.timestep, batch.initial_state)
-    for part in learner.shuffle(samples, jnp.int32(0), np.int32(0)):
+    for part in minibatches_of(learner, samples):
         output, _ = agent.unroll(params, part.timestep, part.state)
         found = on_host_rows(output, part)
         expected = on_host_rows(jax.tree.map(lambda leaf: leaf[:-1], whole), batch)
@@ -211,13 +213,14 @@ def test_an_update_is_the_same_on_any_number_of_devices(
 
 @BOTH
 def test_several_lanes_are_one_batch_and_microbatches_one_minibatch(make: Any) -> None:
-    config, batch = make(num_minibatches=1), trajectory(name_of(make))
-    expected, _ = updated(config, batch)
+    config, batch = make(), trajectory(name_of(make))
+    expected, expected_logs = updated(config, batch)
     halves = dataclasses.replace(config, envs_per_actor=B // 2, num_microbatches=2)
     learner = make_learner(halves)
     add(learner, *shards_of(batch, 2))
-    state, _ = learner.update(new_state(halves), 0.0)
+    state, logs = learner.update(new_state(halves), 0.0)
     np.testing.assert_allclose(on_host(state), on_host(expected), atol=1e-5)
+    assert on_host(logs) == pytest.approx(on_host(expected_logs), rel=1e-4, abs=1e-5)
 
 
 @BOTH
@@ -234,13 +237,18 @@ def test_a_turn_is_a_function_of_its_state_and_another_turn_has_another_order(ma
 
 
 @BOTH
-def test_the_compiled_update_reduces_and_never_gathers(make: Any) -> None:
-    config = make(num_microbatches=3)
+@pytest.mark.parametrize(
+    ("num_microbatches", "times"), [(None, [1, 2, 2, 2]), (3, [1, 2, 2 * 2, 2 * 2 * 3, 2 * 2])]
+)
+def test_the_compiled_update_reduces_and_never_gathers(
+    make: Any, num_microbatches: int | None, times: list[int]
+) -> None:
+    config = make(num_microbatches=num_microbatches)
     learner, batch = make_learner(config, 4), trajectory(name_of(make))
     (shard, *_) = shards_of(batch, 4)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shard)
     lowered = learner.lower(new_state(config, 4), shapes)
-    assert [count for _, count in lowered] == [1, 2, 2 * 2 * 3, 2 * 2]
+    assert [count for _, count in lowered] == times
     for program, _ in lowered:
         assert set(inspect(program).collectives) <= {"all-reduce"}
 
@@ -317,6 +325,18 @@ def test_the_rate_follows_the_counted_steps() -> None:
     before = on_host(new_state(config).train.params)
     state, _ = learner.update(new_state(config), 1.0)
     np.testing.assert_array_equal(on_host(state.train.params), before)
+
+
+@pytest.mark.parametrize(("num_microbatches", "programs"), [(None, 0), (1, 0), (2, 4)])
+def test_an_epoch_is_one_program_unless_it_has_microbatches(
+    num_microbatches: int | None, programs: int
+) -> None:
+    config = ppo(num_microbatches=num_microbatches)
+    learner = make_learner(config)
+    learner.synchronized = spy = mock.Mock(wraps=learner.synchronized)
+    add(learner, trajectory("ppo"))
+    learner.update(new_state(config), 0.0)
+    assert spy.call_count == programs
 
 
 def test_images_on_a_cpu_are_learned_in_parts_that_the_cache_holds() -> None:
