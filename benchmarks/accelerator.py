@@ -79,9 +79,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "pqn-pong": (*many(64, 32), *FAST, "--epsilon-end", "0.01"),
     "ppo-breakout": (*many(96, 24), "--unroll-length", "32"),
-    "pqn-breakout": many(64, 32),
+    "pqn-breakout": (*many(64, 32), "--optimizer.decay-to-zero"),
 }
-"""Of a stage's training, after what was tuned. results/h200 has what all but the last learned."""
+"""Of a stage's training, after what was tuned. results/gpu has what they learned."""
 TRAININGS = {"pong": ("shallow", "pong"), "breakout": ("shallow", "breakout")} | {
     f"{tuned}-{game}": (tuned, game) for tuned in ("ppo", "pqn") for game in GAMES
 }
