@@ -22,7 +22,8 @@ from sebulba import (
 )
 from sebulba.agents.networks import MOMENTS
 from sebulba.learners import EpochLearner, make_optimizer
-from sebulba.learners.epochs import EpochConfig, EpochState, Samples
+from sebulba.learners.epochs import EpochConfig, EpochState
+from sebulba.learners.minibatches import Samples
 from sebulba.learners.update import TrainState
 from sebulba.types import (
     ArraySpec,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sebulba.learners.base import Learner, Logs
-from sebulba.learners.epochs import EpochConfig, EpochLearner, Samples, fit_minibatches
+from sebulba.learners.epochs import EpochConfig, EpochLearner, fit_minibatches
+from sebulba.learners.minibatches import Samples
 from sebulba.learners.optimizer import make_optimizer
 from sebulba.learners.ppo import PPOLearner
 from sebulba.learners.pqn import PQNLearner

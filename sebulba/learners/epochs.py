@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -20,6 +21,7 @@ from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Learner, Logs
 from sebulba.learners.forms import checked_loss, checked_targets
 from sebulba.learners.microbatches import fewest
+from sebulba.learners.minibatches import SAMPLE_AXES, Samples, in_single_steps, shuffle, take
 from sebulba.learners.sharding import (
     TRAJECTORY_AXES,
     abstract,
@@ -31,12 +33,9 @@ from sebulba.learners.sharding import (
 )
 from sebulba.learners.update import Batch, LossOutput, SynchronizedUpdate, TrainState, measure
 from sebulba.types import (
-    ActorOutput,
     Agent,
     ArrayTree,
     Params,
-    State,
-    Timestep,
     Trajectory,
     Unroll,
 )
@@ -94,27 +93,6 @@ class EpochState(NamedTuple):
     turns: jax.Array
 
 
-class Samples(NamedTuple):
-    """What is learned from: N sequences of L steps each. Single steps are sequences of one.
-
-    Attributes:
-      timestep: ``[L, N, ...]``, at which the actions were chosen.
-      actor: ``[L, N, ...]``.
-      state: ``[N, ...]``, the recurrent state before each sequence.
-      first: bool ``[L, N]``, whether the timestep after the action starts a new episode.
-      targets: ``[L, N]``, as ``EpochLearner.targets`` returned them.
-    """
-
-    timestep: Timestep
-    actor: ActorOutput
-    state: State
-    first: jax.Array
-    targets: ArrayTree
-
-
-_AXES: Any = Samples(timestep=1, actor=1, state=0, first=1, targets=1)  # type: ignore[arg-type]
-
-
 class Prepared(NamedTuple):
     """What is computed once in a turn, with the parameters that it starts from.
 
@@ -163,9 +141,11 @@ class EpochLearner(Learner):
         num_microbatches = config.num_microbatches or fewest(config, topology, size, frames)
         self._has_microbatches = num_microbatches > 1
         self.synchronized = SynchronizedUpdate(
-            self._loss, _AXES, optimizer, topology, num_microbatches
+            self._loss, SAMPLE_AXES, optimizer, topology, num_microbatches
         )
         self.prepare_turn = jax.jit(self._prepare_turn)
+        self._shuffle = partial(shuffle, topology, config.num_minibatches, config.seed)
+        self._take = partial(take, topology)
         self.shuffle = jax.jit(self._shuffle)
         self.take = jax.jit(self._take)
         self._whole_epoch = jax.jit(self._epoch, donate_argnums=0)
@@ -252,12 +232,12 @@ class EpochLearner(Learner):
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
         unrolls = whole_unrolls(self.config)
         prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
-        samples = described(prepare.out_info.samples, _AXES, self._topology)
+        samples = described(prepare.out_info.samples, SAMPLE_AXES, self._topology)
         order = (samples, state.turns, np.int32(0))
         shuffle = self.shuffle.lower(*order)
         indices = described(shuffle.out_info[0], 0, self._topology)
         take = self.take.lower(samples, indices)
-        minibatch = described(take.out_info, _AXES, self._topology)
+        minibatch = described(take.out_info, SAMPLE_AXES, self._topology)
         steps = [(take, 1), *self.synchronized.lower(state.train, (minibatch,))]
         first, rest = shuffle, parts
         if not self._has_microbatches:
@@ -303,14 +283,14 @@ class EpochLearner(Learner):
                 targets,
             )
             if self._single_steps:
-                samples = _in_single_steps(samples, self.agent, params)
+                samples = in_single_steps(samples, self.agent, params)
             return samples, logs, measured
 
         samples, logs, measured = jax.shard_map(
             local,
             mesh=self._topology.mesh,
             in_specs=(PartitionSpec(), jax.tree.map(spec_of, axes)),
-            out_specs=(jax.tree.map(spec_of, _AXES), PartitionSpec(), PartitionSpec()),
+            out_specs=(jax.tree.map(spec_of, SAMPLE_AXES), PartitionSpec(), PartitionSpec()),
             check_vma=False,
         )(params, batch)
         # A copy, because the first epoch donates the parameters.
@@ -370,46 +350,6 @@ class EpochLearner(Learner):
             logs.append(its_logs)
         return train, self._stacked(logs)
 
-    def _shuffle(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[jax.Array]:
-        """For each minibatch of one epoch, the sequences that each device takes of its share.
-
-        Each sequence is in one minibatch.
-        """
-        count = self.config.num_minibatches
-
-        def local(first: jax.Array, turns: jax.Array, epoch: jax.Array) -> list[jax.Array]:
-            # From counts alone, so a resumed run needs no key from the checkpoint.
-            key = jax.random.key(self.config.seed)
-            for number in (turns, epoch, lax.axis_index(LEARNER_AXIS)):
-                key = jax.random.fold_in(key, number)
-            return jnp.split(jax.random.permutation(key, first.shape[1]), count)
-
-        return jax.shard_map(
-            local,
-            mesh=self._topology.mesh,
-            in_specs=(spec_of(_AXES.first), PartitionSpec(), PartitionSpec()),
-            out_specs=[spec_of(0)] * count,
-            check_vma=False,
-        )(samples.first, turns, epoch)
-
-    def _take(self, samples: Samples, indices: jax.Array) -> Samples:
-        """The minibatch of the sequences with these indices, each device's of its own share."""
-        specs = jax.tree.map(spec_of, _AXES)
-
-        def local(samples: Samples, indices: jax.Array) -> Samples:
-            def take_all(axis: int, tree: ArrayTree) -> Any:
-                return jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis), tree)
-
-            return jax.tree.map(take_all, _AXES, samples)
-
-        return jax.shard_map(
-            local,
-            mesh=self._topology.mesh,
-            in_specs=(specs, spec_of(0)),
-            out_specs=specs,
-            check_vma=False,
-        )(samples, indices)
-
     def _loss(
         self, params: Params, _: ArrayTree, progress: jax.Array, parts: Batch
     ) -> tuple[jax.Array, LossOutput]:
@@ -449,25 +389,6 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """The mean of ``values`` where ``mask``, over all learner devices; in ``targets``."""
     total, count = lax.psum((jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask)), LEARNER_AXIS)
     return total / jnp.maximum(count, 1)
-
-
-def _in_single_steps(samples: Samples, agent: Agent, params: Params) -> Samples:
-    """``T * B`` sequences of one step, each with the state before it."""
-
-    # The compiler drops all of the network that the state does not depend on.
-    def step(state: State, timestep: Timestep) -> tuple[State, State]:
-        one = jax.tree.map(lambda leaf: leaf[None], timestep)
-        return agent.unroll(params, one, state)[1], state
-
-    states = samples.state
-    if jax.tree.leaves(states):
-        _, states = lax.scan(step, samples.state, samples.timestep)
-
-    def flat(leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(-1, *leaf.shape[2:])
-
-    whole = jax.tree.map(lambda leaf: flat(leaf)[None], samples._replace(state=()))
-    return whole._replace(state=jax.tree.map(flat, states))
 
 
 def _stacked(logs: Sequence[Logs]) -> Logs:

@@ -15,7 +15,8 @@ from sebulba.agents import distributions
 from sebulba.config import OptimizerConfig
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Logs
-from sebulba.learners.epochs import EpochConfig, EpochLearner, Samples, masked_mean
+from sebulba.learners.epochs import EpochConfig, EpochLearner, masked_mean
+from sebulba.learners.minibatches import Samples
 from sebulba.runtime.threads import wait_until_ready
 from sebulba.types import Agent, ArrayTree, EnvSpec, Params, Trajectory
 from sebulba.validation import Count, Limit, NotNegative, Positive

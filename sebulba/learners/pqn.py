@@ -12,7 +12,8 @@ from sebulba import losses
 from sebulba.config import NetworkConfig, OptimizerConfig
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Logs
-from sebulba.learners.epochs import EpochConfig, EpochLearner, Samples
+from sebulba.learners.epochs import EpochConfig, EpochLearner
+from sebulba.learners.minibatches import Samples
 from sebulba.types import Agent, ArrayTree, EnvSpec, Params, Trajectory
 from sebulba.validation import Count, Share, require
 

@@ -43,7 +43,7 @@ from sebulba import (
 from sebulba.agents.networks import MOMENTS
 from sebulba.devices.compiler import inspect
 from sebulba.learners import PPOLearner, epochs, make_optimizer
-from sebulba.learners.epochs import Samples
+from sebulba.learners.minibatches import Samples
 from sebulba.types import (
     ActorOutput,
     ArraySpec,
