@@ -165,8 +165,8 @@ class Config(Fields):
     sequences drawn from the replay."""
     num_microbatches: OptionalCount = None
     """Number of parts in which each gradient is computed. A device that also acts can act between
-    them. None: 1, but for convolutions on CPUs, except R2D2's, as many as make each part fit in the
-    cache."""
+    them. None: 1, but for convolutions on CPUs as many as make each part fit in the cache, unless
+    there is an LSTM or the algorithm is R2D2."""
     queue_size: Count = 1
     """How many finished trajectories of an actor can wait for the learner. When there are more, the
     actor waits."""

@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from unrolls import random_params, unroll_of
@@ -23,7 +22,6 @@ from sebulba import (
 from sebulba.agents.networks import MOMENTS
 from sebulba.learners import EpochLearner, make_optimizer
 from sebulba.learners.epochs import EpochConfig, EpochState
-from sebulba.learners.minibatches import Samples
 from sebulba.learners.update import TrainState
 from sebulba.types import (
     ArraySpec,
@@ -134,13 +132,6 @@ def prepared(config: EpochConfig, batch: Trajectory, learners: int = 1) -> Any:
     learner = make_learner(config, learners)
     add(learner, batch, learners=learners)
     return learner.prepare_turn(new_state(config, learners).train.params, learner._turn)
-
-
-def minibatches_of(
-    learner: EpochLearner, samples: Samples, turn: int = 0, epoch: int = 0
-) -> list[Samples]:
-    order = learner.shuffle(samples, jnp.int32(turn), np.int32(epoch))
-    return [learner.take(samples, indices) for indices in order]
 
 
 def updated(

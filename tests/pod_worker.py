@@ -67,8 +67,8 @@ def small(preset: str) -> Any:
             config,
             env="sebulba/Catch",
             unroll_length=T,
-            # Of several minibatches, each device chooses its own steps.
-            num_minibatches=1,
+            # Each device chooses its own steps, and there are as many devices on one host.
+            num_minibatches=4,
             # Adam would make one size of gradients that differ by a factor.
             optimizer=sebulba.OptimizerConfig(name="rmsprop", epsilon=1.0, learning_rate=0.3),
         )

@@ -94,7 +94,7 @@ class PolicyValueHeads(nn.Module):
         return jnp.where(is_log_std, self.initial_log_std, 0).astype(dtype)
 
 
-class _NetworkAgent:
+class NetworkAgent:
     """What the reference agents have in common."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _NetworkAgent:
         return {**params, networks.MOMENTS: moments}
 
 
-class PolicyAgent(_NetworkAgent):
+class PolicyAgent(NetworkAgent):
     """An actor-critic agent, which samples from its policy or, if ``greedy``, takes its mode."""
 
     def __init__(
@@ -188,7 +188,7 @@ class DuelingHeads(nn.Module):
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
-class QAgent(_NetworkAgent):
+class QAgent(NetworkAgent):
     """A Q-learning agent, which takes the action with the largest Q value.
 
     For R2D2 its Q values are h(Q), rescaled (see ``sebulba.losses.rescale``).

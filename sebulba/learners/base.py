@@ -110,7 +110,8 @@ class Learner(abc.ABC):
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs, for ``sebulba plan``.
 
-        Nothing is computed, and the devices need not exist.
+        Nothing is computed, and the devices need not exist. XLA counts what a program does in a
+        loop once, so what the loop repeats is to be listed too.
 
         Args:
           state: what ``init`` returns, as ``jax.ShapeDtypeStruct`` with shardings.

@@ -20,7 +20,7 @@ from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Learner, Logs
 from sebulba.learners.forms import checked_loss, checked_targets
-from sebulba.learners.microbatches import fewest
+from sebulba.learners.microbatches import fast_in_loops, fewest
 from sebulba.learners.minibatches import SAMPLE_AXES, Samples, in_single_steps, shuffle, take
 from sebulba.learners.sharding import (
     TRAJECTORY_AXES,
@@ -139,16 +139,15 @@ class EpochLearner(Learner):
         size = self._minibatch_size()
         frames = 1 if self._single_steps else config.unroll_length
         num_microbatches = config.num_microbatches or fewest(config, topology, size, frames)
-        self._has_microbatches = num_microbatches > 1
+        self._in_one_program = num_microbatches == 1 and fast_in_loops(agent, topology)
         self.synchronized = SynchronizedUpdate(
             self._loss, SAMPLE_AXES, optimizer, topology, num_microbatches
         )
         self.prepare_turn = jax.jit(self._prepare_turn)
         self._shuffle = partial(shuffle, topology, config.num_minibatches, config.seed)
         self._take = partial(take, topology)
-        self.shuffle = jax.jit(self._shuffle)
-        self.take = jax.jit(self._take)
-        self._whole_epoch = jax.jit(self._epoch, donate_argnums=0)
+        self.minibatches = jax.jit(self._minibatches)
+        self._one_program = jax.jit(self._epoch, donate_argnums=0)
         self._stacked = jax.jit(_stacked)
         self._finish = jax.jit(self._finish_turn, donate_argnums=0)
         self._turn: tuple[Trajectory, ...] = ()
@@ -213,7 +212,7 @@ class EpochLearner(Learner):
         train, turns = state
         samples, *once = self.prepare_turn(train.params, self._turn)
         # To start a program for each minibatch would take longer than a small minibatch itself.
-        epoch = self._in_microbatches if self._has_microbatches else self._whole_epoch
+        epoch = self._one_program if self._in_one_program else self._many_programs
         logs: list[Logs] = []
         for number in range(self.config.num_epochs):
             train, its_logs = epoch(train, samples, turns, np.int32(number), np.float32(progress))
@@ -225,8 +224,8 @@ class EpochLearner(Learner):
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs, if no epoch is left out.
 
-        XLA counts what a program does in a loop once. So all minibatches of an epoch but the first
-        are listed as programs of their own.
+        Where an epoch is one program, the updates from all of its minibatches but the first are
+        listed beside it: see ``Learner.lower``.
         """
         epochs, parts = self.config.num_epochs, self.config.num_minibatches
         whole = abstract(shard, TRAJECTORY_AXES, self._topology)
@@ -234,19 +233,18 @@ class EpochLearner(Learner):
         prepare = self.prepare_turn.lower(state.train.params, (whole,) * unrolls)
         samples = described(prepare.out_info.samples, SAMPLE_AXES, self._topology)
         order = (samples, state.turns, np.int32(0))
-        shuffle = self.shuffle.lower(*order)
-        indices = described(shuffle.out_info[0], 0, self._topology)
-        take = self.take.lower(samples, indices)
-        minibatch = described(take.out_info, SAMPLE_AXES, self._topology)
-        steps = [(take, 1), *self.synchronized.lower(state.train, (minibatch,))]
-        first, rest = shuffle, parts
-        if not self._has_microbatches:
-            first = self._whole_epoch.lower(state.train, *order, np.float32(0))
+        minibatches = self.minibatches.lower(*order)
+        minibatch = described(minibatches.out_info[0], SAMPLE_AXES, self._topology)
+        update = self.synchronized.lower(state.train, (minibatch,))
+        if self._in_one_program:
+            epoch = self._one_program.lower(state.train, *order, np.float32(0))
             rest = parts - 1
+        else:
+            epoch, rest = minibatches, parts
         return [
             (prepare, 1),
-            (first, epochs),
-            *((program, epochs * rest * count) for program, count in steps if rest),
+            (epoch, epochs),
+            *((program, epochs * rest * count) for program, count in update if rest),
         ]
 
     def _minibatch_size(self) -> int:
@@ -334,7 +332,7 @@ class EpochLearner(Learner):
 
         return lax.scan(step, train, jnp.stack(self._shuffle(samples, turns, epoch)))
 
-    def _in_microbatches(
+    def _many_programs(
         self,
         train: TrainState,
         samples: Samples,
@@ -342,13 +340,16 @@ class EpochLearner(Learner):
         epoch: np.int32,
         progress: np.float32,
     ) -> tuple[TrainState, Logs]:
-        """What ``_epoch`` does, in many programs, between which an actor's step can run."""
+        """What ``_epoch`` does, in programs between which an actor's step can run."""
         logs = []
-        for indices in self.shuffle(samples, turns, epoch):
-            minibatch = self.take(samples, indices)
+        for minibatch in self.minibatches(samples, turns, epoch):
             train, its_logs, _ = self.synchronized(train, (minibatch,), progress=float(progress))
             logs.append(its_logs)
         return train, self._stacked(logs)
+
+    def _minibatches(self, samples: Samples, turns: jax.Array, epoch: jax.Array) -> list[Samples]:
+        """Those of one epoch, in which each sequence is once."""
+        return [self._take(samples, part) for part in self._shuffle(samples, turns, epoch)]
 
     def _loss(
         self, params: Params, _: ArrayTree, progress: jax.Array, parts: Batch

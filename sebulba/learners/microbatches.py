@@ -1,9 +1,11 @@
-"""How many microbatches make the gradient of convolutions fastest."""
+"""In how many programs an update is fastest, which depends on its convolutions."""
 
 from __future__ import annotations
 
+from sebulba.agents.reference import NetworkAgent
 from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import Topology
+from sebulba.types import Agent
 
 _CACHED_FRAMES = 96
 """Frames of 84 x 84 x 4 pixels whose activations in the convolutions fit a cache of 32 MiB."""
@@ -29,10 +31,23 @@ def fewest(config: Config, topology: Topology, count: int, frames: int) -> int:
     """
     network = config.network
     images = network.torso != "mlp" and network.core == "none"
-    on_cpu = topology.mesh.devices.flat[0].platform == "cpu"
-    if not (images and on_cpu):
+    if not (images and _on_cpu(topology)):
         return 1
     fitting = (
         n for n in range(1, count) if count % n == 0 and frames * count // n <= _CACHED_FRAMES
     )
     return next(fitting, count)
+
+
+def fast_in_loops(agent: Agent, topology: Topology) -> bool:
+    """Whether updates in a loop of one program are as fast as in programs of their own.
+
+    On CPUs, XLA computes the gradients of convolutions in a loop 10 to 30 times as slowly, but for
+    those of ``ops.conv2d``. The reference agents have no others, and of an agent of the user's own
+    it is not known.
+    """
+    return isinstance(agent, NetworkAgent) or not _on_cpu(topology)
+
+
+def _on_cpu(topology: Topology) -> bool:
+    return topology.mesh.devices.flat[0].platform == "cpu"

@@ -5,8 +5,9 @@ loops of its own, and chooses by how the operation is stated. Here it is stated 
 fastest, computes it: forward and backward, also inside loops. Platforms agree up to rounding.
 
 With ``lax.conv_general_dilated`` an update takes 1.2 to 2.6 times as long in jax 0.10.2 and
-0.12.0.1. The code for CPU can go once ``benchmarks/convolution.py`` shows that operation within 5%,
-on the oldest supported jax, both at the top level and inside ``lax.scan``.
+0.12.0.1, and in a loop ten times or more. The code for CPU can go once
+``benchmarks/convolution.py`` shows that operation within 5%, on the oldest supported jax, both at
+the top level and inside ``lax.scan``.
 """
 
 from __future__ import annotations

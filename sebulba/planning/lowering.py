@@ -24,7 +24,8 @@ class Lowered(NamedTuple):
 
     Attributes:
       act: ``ActorProgram.step`` of one actor, on the first inference device.
-      update: the programs of one update on the learner mesh of all hosts, and how often each runs.
+      update: the programs of one update on the learner mesh of all hosts, and how often each runs;
+        see ``Learner.lower``.
       carry_bytes: memory of each further actor on an inference device.
       upkeep: what the learner does besides, such as a replay's inserts and samples.
     """

@@ -21,7 +21,6 @@ from epoch_parts import (
     add,
     agent_of,
     make_learner,
-    minibatches_of,
     name_of,
     new_state,
     on_host,
@@ -101,7 +100,7 @@ def test_every_step_is_in_one_minibatch_of_each_epoch(
     samples = learner.prepare_turn(new_state(config, learners).train.params, learner._turn).samples
     orders = []
     for turn, epoch in ((0, 0), (0, 1), (1, 0)):
-        minibatches = minibatches_of(learner, samples, turn, epoch)
+        minibatches = learner.minibatches(samples, jnp.int32(turn), np.int32(epoch))
         shapes = {each.first.shape for each in minibatches}
         assert shapes == ({(T, B // 2)} if network is LSTM else {(1, T * B // 2)})
         seen = np.concatenate([each.timestep.observation for each in minibatches], axis=1)
@@ -131,7 +130,7 @@ def test_in_a_minibatch_the_network_computes_what_it_does_for_whole_trajectories
     samples = learner.prepare_turn(params, learner._turn).samples
     agent = agent_of(config)
     whole, _ = agent.unroll(params, batch.timestep, batch.initial_state)
-    for part in minibatches_of(learner, samples):
+    for part in learner.minibatches(samples, jnp.int32(0), np.int32(0)):
         output, _ = agent.unroll(params, part.timestep, part.state)
         found = on_host_rows(output, part)
         expected = on_host_rows(jax.tree.map(lambda leaf: leaf[:-1], whole), batch)
@@ -238,7 +237,7 @@ def test_a_turn_is_a_function_of_its_state_and_another_turn_has_another_order(ma
 
 @BOTH
 @pytest.mark.parametrize(
-    ("num_microbatches", "times"), [(None, [1, 2, 2, 2]), (3, [1, 2, 2 * 2, 2 * 2 * 3, 2 * 2])]
+    ("num_microbatches", "times"), [(None, [1, 2, 2]), (3, [1, 2, 2 * 2 * 3, 2 * 2])]
 )
 def test_the_compiled_update_reduces_and_never_gathers(
     make: Any, num_microbatches: int | None, times: list[int]
@@ -327,16 +326,32 @@ def test_the_rate_follows_the_counted_steps() -> None:
     np.testing.assert_array_equal(on_host(state.train.params), before)
 
 
-@pytest.mark.parametrize(("num_microbatches", "programs"), [(None, 0), (1, 0), (2, 4)])
-def test_an_epoch_is_one_program_unless_it_has_microbatches(
-    num_microbatches: int | None, programs: int
+class OwnAgent:
+    """A reference agent in the clothes of one of the user's own."""
+
+    def __init__(self, agent: Any) -> None:
+        self.initial_state, self.unroll = agent.initial_state, agent.unroll
+
+
+@pytest.mark.parametrize(
+    ("own", "num_microbatches", "programs"),
+    [(False, None, 0), (False, 1, 0), (False, 2, 4), (True, None, 4)],
+)
+def test_an_epoch_is_one_program_without_microbatches_and_convolutions_of_other_kinds(
+    own: bool, num_microbatches: int | None, programs: int
 ) -> None:
     config = ppo(num_microbatches=num_microbatches)
-    learner = make_learner(config)
+    agent = agent_of(config)
+    optimizer = make_optimizer(config.optimizer)
+    learner: Any = PPOLearner(
+        config, OwnAgent(agent) if own else agent, SPEC, optimizer, topology(1)
+    )
     learner.synchronized = spy = mock.Mock(wraps=learner.synchronized)
     add(learner, trajectory("ppo"))
-    learner.update(new_state(config), 0.0)
+    state, _ = learner.update(new_state(config), 0.0)
     assert spy.call_count == programs
+    expected, _ = updated(ppo(), trajectory("ppo"))
+    np.testing.assert_allclose(on_host(state), on_host(expected), atol=1e-5)
 
 
 def test_images_on_a_cpu_are_learned_in_parts_that_the_cache_holds() -> None:
