@@ -215,9 +215,6 @@ class EpochLearner(Learner):
         epoch = self._one_program if self._in_one_program else self._many_programs
         logs: list[Logs] = []
         for number in range(self.config.num_epochs):
-            if self._topology.is_shared:
-                # One at a time: an actor's step on such a device waits for all that are started.
-                jax.block_until_ready(logs[-1:])
             train, its_logs = epoch(train, samples, turns, np.int32(number), np.float32(progress))
             logs.append(its_logs)
             if self.is_enough(its_logs):

@@ -354,24 +354,6 @@ def test_an_epoch_is_one_program_without_microbatches_and_convolutions_of_other_
     np.testing.assert_allclose(on_host(state), on_host(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("learners", "expected"),
-    [(1, ["wait", "start"] * 3), (2, ["start"] * 3)],
-    ids=["learners act", "learners do not act"],
-)
-def test_where_learners_also_act_an_epoch_starts_when_the_one_before_is_ready(
-    learners: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner, calls = make_learner(ppo(num_epochs=3), learners), mock.Mock()
-    calls.start.side_effect = learner._one_program
-    learner._one_program = calls.start
-    monkeypatch.setattr(jax, "block_until_ready", calls.wait)
-    add(learner, trajectory("ppo"), learners=learners)
-    learner.update(new_state(ppo(), learners), 0.0)
-    assert [name for name, *_ in calls.mock_calls] == expected
-    assert [len(call.args[0]) for call in calls.wait.mock_calls] == [0, 1, 1] * (learners == 1)
-
-
 def test_images_on_a_cpu_are_learned_in_parts_that_the_cache_holds() -> None:
     spec = EnvSpec(ArraySpec((36, 36), np.dtype(np.uint8)), DiscreteSpec(3), 16)
     network = NetworkConfig(torso="small", hidden_sizes=(8,), frame_stack=2)
