@@ -21,6 +21,7 @@ from sebulba.envs.previous_action import check_action, has_action
 from sebulba.ops.relu import relu
 from sebulba.types import (
     ActorOutput,
+    Agent,
     ArrayTree,
     DiscreteSpec,
     EnvSpec,
@@ -233,6 +234,11 @@ class QAgent(NetworkAgent):
     def unroll(self, params: Params, timesteps: Timestep, state: State) -> tuple[jax.Array, State]:
         """Return Q values ``[T, B, A]`` and the last state."""
         return self._network.apply({"params": params}, timesteps, state)
+
+
+def is_reference(agent: Agent) -> bool:
+    """Whether the agent is one of these, and none of the user's own that inherits from them."""
+    return type(agent) in (PolicyAgent, QAgent)
 
 
 def epsilon_greedy(key: jax.Array, output: ActorOutput, epsilon: jax.Array) -> ActorOutput:

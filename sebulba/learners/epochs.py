@@ -219,7 +219,10 @@ class EpochLearner(Learner):
             logs.append(its_logs)
             if self.is_enough(its_logs):
                 break
-        return self._finish(EpochState(train, turns), *once, logs)
+        # For each other number of logs, the program would be compiled again.
+        weights = np.float32(np.arange(self.config.num_epochs) < len(logs))
+        logs += logs[-1:] * (self.config.num_epochs - len(logs))
+        return self._finish(EpochState(train, turns), *once, logs, weights)
 
     def lower(self, state: Any, shard: Trajectory) -> list[tuple[jax.stages.Lowered, int]]:
         """The programs of one update and how often each of them runs, if no epoch is left out.
@@ -366,14 +369,17 @@ class EpochLearner(Learner):
         measured: ArrayTree,
         before: Params,
         logs: Sequence[Logs],
+        weights: np.ndarray[Any, Any],
     ) -> tuple[EpochState, Logs]:
-        """The state after the turn, and the means of the logs of its epochs."""
+        """The state after the turn, and the means of the logs of its epochs, weighted so."""
         train, turns = state
         if jax.tree.leaves(measured):
             # Only now: in all epochs, observations are normalized as they were at the start.
             params = self.agent.absorb(train.params, before, measured)  # type: ignore[attr-defined]
             train = train._replace(params=params)
-        means = jax.tree.map(jnp.mean, _stacked(logs))
+        means = jax.tree.map(
+            lambda log: jnp.average(jnp.mean(log, axis=1), weights=weights), _stacked(logs)
+        )
         return EpochState(train, turns + 1), {**means, **logs_once}
 
 

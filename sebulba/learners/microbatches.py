@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.agents.reference import NetworkAgent
+from sebulba.agents.reference import is_reference
 from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import Topology
 from sebulba.types import Agent
@@ -46,7 +46,7 @@ def fast_in_loops(agent: Agent, topology: Topology) -> bool:
     those of ``ops.conv2d``. The reference agents have no others, and of an agent of the user's own
     it is not known.
     """
-    return isinstance(agent, NetworkAgent) or not _on_cpu(topology)
+    return is_reference(agent) or not _on_cpu(topology)
 
 
 def _on_cpu(topology: Topology) -> bool:

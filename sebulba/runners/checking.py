@@ -10,6 +10,7 @@ import numpy as np
 from sebulba import algorithms
 from sebulba.agents.check import AgentCheck
 from sebulba.agents.forms import Needs, check_forms
+from sebulba.agents.reference import is_reference
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config
 from sebulba.envs.contract import TimestepCheck, check_action
@@ -29,7 +30,7 @@ def make_check(agent: Agent, spec: EnvSpec, needs: Needs) -> AgentCheck | None:
     Raises:
       ConfigError: the agent returns other shapes or dtypes than the learner needs.
     """
-    if type(agent).__module__.startswith("sebulba."):
+    if is_reference(agent):
         return None
     check_forms(agent, spec, needs)
     return AgentCheck(agent, spec, needs)

@@ -37,6 +37,7 @@ from sebulba import (
     Behavior,
     ConfigError,
     NetworkConfig,
+    PolicyAgent,
     algorithms,
 )
 from sebulba.agents.networks import MOMENTS
@@ -317,6 +318,19 @@ def test_observations_count_once_and_are_normalized_alike_in_all_epochs(
     np.testing.assert_allclose(on_host(rest), on_host(plain.train.params), atol=1e-6)
 
 
+def test_epochs_that_are_left_out_neither_count_nor_compile_anything() -> None:
+    learner = make_learner(ppo(num_epochs=3))
+    learner.is_enough = mock.Mock(side_effect=[True, False, True])
+    logs = []
+    for _ in range(2):
+        add(learner, trajectory("ppo"))
+        logs.append(learner.update(new_state(ppo()), 0.0)[1])
+    for number, its_logs in enumerate(logs, start=1):
+        _, expected = updated(ppo(num_epochs=number), trajectory("ppo"))
+        assert {name: float(log) for name, log in its_logs.items()} == pytest.approx(expected)
+    assert learner._finish._cache_size() == 1
+
+
 def test_the_rate_follows_the_counted_steps() -> None:
     config, batch = ppo(), trajectory("ppo")
     learner = make_learner(config)
@@ -333,18 +347,25 @@ class OwnAgent:
         self.initial_state, self.unroll = agent.initial_state, agent.unroll
 
 
+class Heir(PolicyAgent):
+    """An agent of the user's own, which has the reference agent's methods."""
+
+    def __init__(self, agent: PolicyAgent) -> None:
+        self.__dict__ = agent.__dict__
+
+
 @pytest.mark.parametrize(
-    ("own", "num_microbatches", "programs"),
-    [(False, None, 0), (False, 1, 0), (False, 2, 4), (True, None, 4)],
+    ("make_own", "num_microbatches", "programs"),
+    [(None, None, 0), (None, 1, 0), (None, 2, 4), (OwnAgent, None, 4), (Heir, None, 4)],
 )
 def test_an_epoch_is_one_program_without_microbatches_and_convolutions_of_other_kinds(
-    own: bool, num_microbatches: int | None, programs: int
+    make_own: Any, num_microbatches: int | None, programs: int
 ) -> None:
     config = ppo(num_microbatches=num_microbatches)
     agent = agent_of(config)
     optimizer = make_optimizer(config.optimizer)
     learner: Any = PPOLearner(
-        config, OwnAgent(agent) if own else agent, SPEC, optimizer, topology(1)
+        config, make_own(agent) if make_own else agent, SPEC, optimizer, topology(1)
     )
     learner.synchronized = spy = mock.Mock(wraps=learner.synchronized)
     add(learner, trajectory("ppo"))
