@@ -57,6 +57,7 @@ def command(*words: Any) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_an_own_algorithm_solves_catch_from_python() -> None:
     import own_algorithm
 

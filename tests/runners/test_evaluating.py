@@ -47,6 +47,7 @@ def evaluations(rows: Any) -> dict[int, float]:
     }
 
 
+@pytest.mark.slow
 def test_evaluation_changes_nothing_and_depends_on_seed_and_version_alone(tmp_path: Path) -> None:
     without = train(tiny(policy_lag="1"))
     assert not any(name.startswith("evaluation") for row in without.metrics for name in row)

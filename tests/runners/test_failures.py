@@ -254,8 +254,9 @@ def test_what_fails_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> 
     assert Checkpointer(tmp_path).turns() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("orbax_may_fail")
-@pytest.mark.parametrize("what", ["checkpoints", pytest.param("rows", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["checkpoints", "rows"])
 def test_a_full_disk_ends_the_run_and_leaves_its_checkpoints(what: str, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -329,7 +330,12 @@ def test_the_learner_is_closed_after_the_actors_where_one_fails(clock: Clock) ->
 
 @pytest.mark.parametrize(
     ("number", "slow"),
-    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, False)],
+    [
+        (signal.SIGINT, True),
+        (signal.SIGHUP, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
 )
 def test_signal_saves_and_ends(number: int, slow: bool, tmp_path: Path) -> None:
     sent_at = []

@@ -58,11 +58,12 @@ def train(config: R2D2Config, num_devices: int = 1, **parts: Any) -> sebulba.Tra
     return sebulba.train(config, topology=on(num_devices), progress=False, **parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         {"storage": "device", "num_microbatches": 2, "core": "lstm"},
-        pytest.param({"storage": "host", "samples_per_insert": 0.5}, marks=pytest.mark.slow),
+        {"storage": "host", "samples_per_insert": 0.5},
     ],
     ids=["device", "host"],
 )
@@ -208,7 +209,8 @@ def contents(learner: R2D2Learner) -> list[Any]:
     return parts
 
 
-@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [True, False])
 def test_an_interrupted_run_goes_on_with_its_replay(saved: bool, tmp_path: Path) -> None:
     config = tiny(
         out=tmp_path,

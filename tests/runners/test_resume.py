@@ -114,7 +114,9 @@ def test_the_first_parameters_are_the_checkpoints(
     assert_same(published[0][1], jax.tree.map(np.asarray, first.params))
 
 
-@pytest.mark.parametrize("lag", ["any", "0", "1"])
+@pytest.mark.parametrize(
+    "lag", ["1", *(pytest.param(lag, marks=pytest.mark.slow) for lag in ("any", "0"))]
+)
 def test_actors_go_on_with_new_episodes_and_new_random_numbers(tmp_path: Path, lag: str) -> None:
     made = HookedEnvs(), HookedEnvs()
     train(tmp_path, 200, make_env=made[0], policy_lag=lag)
@@ -137,7 +139,7 @@ def test_unroll_numbers_go_on(tmp_path: Path) -> None:
     assert any(number in caught.value.__notes__[0] for number in numbers)
 
 
-@pytest.mark.parametrize("lag", ["any", "1"])
+@pytest.mark.parametrize("lag", ["1", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_run_without_a_checkpoint_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lag: Any
 ) -> None:
