@@ -56,7 +56,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
     }
 
 
-def in_a_shell(words: str, around: str = "{}") -> tuple[int, str, str]:
+def in_a_shell(words: str, around: str = "{}", timeout: float = 120) -> tuple[int, str, str]:
     """Exit code of ``sebulba WORDS`` and all that is printed, by a shell that runs ``around``."""
     command = around.format(f"{shlex.quote(sys.executable)} -m sebulba {words}")
     # The tests' own eight devices are not those of a user.
@@ -66,6 +66,6 @@ def in_a_shell(words: str, around: str = "{}") -> tuple[int, str, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
     )
     return done.returncode, done.stdout, done.stderr

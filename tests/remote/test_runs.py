@@ -300,9 +300,12 @@ def test_environments_without_a_name_cannot_be_remote(address: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["vtrace-catch", "ppo-cartpole", "r2d2-catch"])
+@pytest.mark.parametrize(
+    ("preset", "total_steps"),
+    [("vtrace-catch", 200_000), ("ppo-cartpole", 200_000), ("r2d2-catch", 400_000)],
+)
 def test_catch_is_learned_while_env_hosts_are_killed(
-    preset: str, address: str, monkeypatch: pytest.MonkeyPatch
+    preset: str, total_steps: int, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     # The rewards of Catch are smaller than those of CartPole. R2D2 rescales values, not rewards.
@@ -313,7 +316,7 @@ def test_catch_is_learned_while_env_hosts_are_killed(
         **rewards,
         remote_lanes=2,
         actors_per_device=0,
-        total_steps=400_000,
+        total_steps=total_steps,
     )
     words = ("--env", config.env, "--envs", str(config.envs_per_actor))
     hosts = [HostProcess(address, words) for _ in range(2)]
