@@ -168,8 +168,8 @@ class Config(Fields):
     them. None: 1, but for convolutions on CPUs as many as make each part fit in the cache, unless
     there is an LSTM or the algorithm is R2D2."""
     queue_size: Count = 1
-    """How many finished trajectories of an actor can wait for the learner. When there are more, the
-    actor waits."""
+    """How many finished unrolls of an actor can wait for the learner; each has a trajectory of each
+    of its environments. When there are more, the actor waits."""
     policy_lag: Literal["any", "0", "1"] = "any"
     """Which parameters a trajectory is made with. any: the newest when it starts; 0: those that the
     learner has when it takes the trajectory; 1: those of one turn before, which is a round of

@@ -25,8 +25,8 @@ class ClippedPolicyOutput(NamedTuple):
 
     Attributes:
       loss: the only field with a gradient.
-      approx_kl: rho - 1 - log rho, whose mean estimates the KL divergence of the policy that learns
-        from the one that acted (Schulman 2020, "Approximating KL Divergence", k3).
+      approx_kl: rho - 1 - log rho, whose mean estimates KL(mu || pi), from the policy that acted to
+        the one that learns (Schulman 2020, "Approximating KL Divergence", k3).
       is_clipped: 1 where rho is outside of its limits.
     """
 

@@ -131,7 +131,7 @@ MEMORY = dataclasses.replace(
 )
 
 PRESETS: tuple[tuple[Config, str], ...] = (
-    (CARTPOLE, "CartPole-v1 with PPO: at 490 after one to two minutes, of five on two CPU cores."),
+    (CARTPOLE, "CartPole-v1 with PPO: at 490 within two of its five minutes, on two CPU cores."),
     (LUNARLANDER, "LunarLander-v3 with PPO: returns of 270 within minutes on two CPU cores."),
     (MEMORY, "The memory task with PPO, in minibatches of whole trajectories."),
     (ATARI, "Atari with PPO's network and hyper-parameters."),

@@ -25,6 +25,8 @@ class TrainedAgent:
     It keeps what the network remembers: stacked frames, the state of an LSTM and the last action.
 
     Attributes:
+      agent: says how it acts.
+      params: its parameters.
       spec: the observations and actions that it was trained with.
     """
 
@@ -37,9 +39,9 @@ class TrainedAgent:
           spec: of the environments it was trained in.
           seed: of the actions, where they are sampled.
         """
+        self.agent = agent
+        self.params = params
         self.spec = spec
-        self._agent = agent
-        self._params = params
         self._act = jax.jit(agent.act)
         self._key = jax.random.key(seed)
         self._steps = 0
@@ -72,7 +74,7 @@ class TrainedAgent:
         batch = len(named_arrays(observed)[0][1])
         begins = self._batch is None
         if begins:
-            self._batch, self._state = batch, self._agent.initial_state(batch)
+            self._batch, self._state = batch, self.agent.initial_state(batch)
             action = action_array(self.spec.action)
             self._last_action = np.zeros((batch, *action.shape), action.dtype)
         elif batch != self._batch:
@@ -88,7 +90,7 @@ class TrainedAgent:
         )
         timestep = timestep._replace(observation=self._with_action(observed, timestep.first))
         key = jax.random.fold_in(self._key, self._steps)
-        output, self._state = self._act(self._params, key, timestep, self._state)
+        output, self._state = self._act(self.params, key, timestep, self._state)
         self._steps += 1
         self._last_action = np.asarray(output.action)
         if not is_one:

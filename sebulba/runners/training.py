@@ -120,7 +120,8 @@ def train(
       progress: show progress on the terminal.
 
     Raises:
-      ConfigError: the config cannot work; nothing was written.
+      ConfigError: the config cannot work, and nothing was written; or an environment, an agent or a
+        loss of the user's own breaks a rule, which may be found at any step.
       Interrupted: the run was asked to stop.
       KeyboardInterrupt: it was, before it began.
       StallError: nothing moved for ``config.stall_seconds``.
