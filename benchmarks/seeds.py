@@ -97,9 +97,10 @@ def measured(options: Options, run: Path) -> dict[str, Any]:
     evaluate = [*PROGRAM, "eval", str(run), "--episodes", str(options.episodes), "--json"]
     played = subprocess.run(evaluate, check=True, capture_output=True, text=True)
     evaluation = json.loads(played.stdout)
-    rows = [row for row in sebulba.read_metrics(run) if row["episode_return_mean"] is not None]
+    every = sebulba.read_metrics(run)
+    rows = [row for row in every if row["episode_return_mean"] is not None]
     step = max(1, len(rows) // POINTS)
-    reached = {str(value): first_at(value, rows) for value in options.reach}
+    reached = {str(value): first_at(value, every) for value in options.reach}
     kept = rows[step - 1 :: step]
     return {
         "seed": fields["seed"],
@@ -108,21 +109,32 @@ def measured(options: Options, run: Path) -> dict[str, Any]:
         "seconds": round(rows[-1]["seconds"], 1),
         "return_mean": evaluation["mean"],
         "standard_error": evaluation["standard_error"],
-        **({"reached": reached, "most": most(rows)} if reached else {}),
+        **({"reached": reached, "most": most(every)} if reached else {}),
         "curve": [[row["steps"], row["seconds"], row["episode_return_mean"]] for row in kept],
     }
 
 
+def of_whole_hundreds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose mean is of 100 games: a training that was resumed begins with none."""
+    found, before = [], 0
+    for row in rows:
+        if row["episode_return_mean_100"] is None:
+            before = row["episodes"]
+        elif row["episodes"] - before >= GAMES:
+            found.append(row)
+    return found
+
+
 def most(rows: list[dict[str, Any]]) -> float | None:
     """The highest mean return of 100 games in training; None if there were fewer."""
-    whole = (row["episode_return_mean_100"] for row in rows if row["episodes"] >= GAMES)
+    whole = (row["episode_return_mean_100"] for row in of_whole_hundreds(rows))
     return max(whole, default=None)
 
 
 def first_at(value: float, rows: list[dict[str, Any]]) -> tuple[int, float] | None:
     """Steps and seconds until the mean return of 100 games was at least ``value``."""
-    for row in rows:
-        if row["episodes"] >= GAMES and row["episode_return_mean_100"] >= value:
+    for row in of_whole_hundreds(rows):
+        if row["episode_return_mean_100"] >= value:
             return row["steps"], row["seconds"]
     return None
 

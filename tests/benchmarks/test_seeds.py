@@ -35,3 +35,14 @@ def test_seeds_takes_runs_that_were_trained_before(load: Load, tmp_path: Path) -
         assert of_seed["most"] == max(returns) and -1 <= of_seed["return_mean"] <= 1
     with pytest.raises(ConfigError, match="run4 is a run of vtrace-catch: name that preset"):
         seeds.main(dataclasses.replace(options, preset="ppo-pong", out=tmp_path / "other"), [])
+
+
+def test_a_mean_of_a_few_games_after_a_resume_does_not_count(load: Load) -> None:
+    seeds = load("seeds")
+    counted = [(100, 1.0), (100, None), (107, 19.0), (199, 12.0), (200, 18.0)]
+    rows = [
+        {"steps": steps, "seconds": 0.5, "episodes": episodes, "episode_return_mean_100": mean}
+        for steps, (episodes, mean) in enumerate(counted)
+    ]
+    assert seeds.first_at(18.0, rows) == (4, 0.5)
+    assert seeds.most(rows) == 18.0
