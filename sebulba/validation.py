@@ -132,12 +132,22 @@ def check_fields(config: Any) -> None:
 def require(config: Any, name: str, holds: bool, rule: str) -> None:
     """Raise ``ConfigError`` about the field ``name`` (dotted if it is nested) unless ``holds``."""
     if not holds:
-        # As tyro names options: that of the field `lambda_`, a keyword without its _, is --lambda.
-        option = "--" + name.replace("_", "-").rstrip("-")
         raise ConfigError(
             f"{name} is {_get(config, name)!r}: it {rule}. Set {name}, on the command line with "
-            f"{option}."
+            f"{_option(config, name)}."
         )
+
+
+def _option(config: Any, name: str) -> str:
+    """That which gives the field ``name`` another value, as tyro names it."""
+    # That of the field `lambda_`, a keyword without its _, is --lambda.
+    option = name.replace("_", "-").rstrip("-")
+    owner, _, own = name.rpartition(".")
+    kind = type(_get(config, owner) if owner else config)
+    if get_type_hints(kind)[own] is bool and _get(config, name) is True:
+        parent, dot, flag = option.rpartition(".")
+        option = f"{parent}{dot}no-{flag}"
+    return f"--{option}"
 
 
 def _rules(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Rule]]:

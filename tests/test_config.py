@@ -148,7 +148,6 @@ REFUSED_OF_PQN = [
     ("epsilon_end", -0.1, "must be a number from 0 to 1"),
     ("exploration_fraction", 2.0, "must be a number from 0 to 1"),
     ("evaluation_epsilon", -0.1, "must be a number from 0 to 1"),
-    ("network.separate_value", True, "must be False for PQN"),
 ]
 
 
@@ -170,6 +169,19 @@ def test_a_refusal_says_the_value_the_rule_and_the_flag(
     flag = "--" + path.replace("_", "-").rstrip("-")
     assert message.startswith(f"{path} is {value!r}: it {rule}")
     assert message.endswith(f", on the command line with {flag}.")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (PQNConfig(network=NetworkConfig(separate_value=True)), "no-separate-value"),
+        (R2D2Config(network=NetworkConfig(separate_value=True)), "no-separate-value"),
+        (PQNConfig(network=NetworkConfig(torso="deep", layer_norm=True)), "no-layer-norm"),
+    ],
+)
+def test_what_must_be_false_is_turned_off(config: Config, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"is True: .*, on the command line with --network.{says}"):
+        config.validate()
 
 
 @pytest.mark.parametrize(
