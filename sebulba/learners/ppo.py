@@ -53,11 +53,20 @@ class PPOConfig(EpochConfig):
 
 
 class PPOTargets(NamedTuple):
-    """What the loss takes as constants, ``[T, B]`` each, from before the first epoch."""
+    """What the loss takes as constants, ``[T, B]`` each, from before the first epoch.
+
+    Attributes:
+      advantages: normalized, if they are to be.
+      returns: what the values should be.
+      values: of the timesteps at which the actions were chosen.
+      weights: 0 for steps that only reset an environment, and the same number for all others, so
+        that the mean of weighted terms over a whole epoch is that of the other steps' terms.
+    """
 
     advantages: jax.Array
     returns: jax.Array
     values: jax.Array
+    weights: jax.Array
 
 
 class PPOLearner(EpochLearner):
@@ -100,16 +109,18 @@ class PPOLearner(EpochLearner):
         values = output.value[:-1]
         returns = values + advantages
         # Of the errors of the values, which are the advantages, in terms of the returns. Of returns
-        # that are the same up to rounding there is nothing to explain.
-        variance = _variance(returns, valid)
-        is_constant = variance <= 1e-10 * masked_mean(jnp.square(returns), valid)
-        unexplained = jnp.where(is_constant, jnp.nan, _variance(advantages, valid) / variance)
+        # that are all the same there is nothing to explain.
+        to_explain = _variance(returns, valid)
+        unexplained = _variance(advantages, valid) / jnp.where(to_explain > 0, to_explain, jnp.nan)
         if config.normalize_advantages:
-            mean = masked_mean(advantages, valid)
             deviation = jnp.sqrt(_variance(advantages, valid))
-            advantages = jnp.where(valid, (advantages - mean) / (deviation + 1e-8), 0)
+            centered = advantages - masked_mean(advantages, valid)
+            normalized = jnp.where(deviation > 0, centered / (deviation + 1e-8), 0)
+            advantages = jnp.where(valid, normalized, 0)
         logs = {"explained_variance": 1 - unexplained, "value_mean": masked_mean(values, valid)}
-        return PPOTargets(advantages, returns, values), logs
+        share = masked_mean(valid, jnp.ones_like(valid))
+        weights = jnp.where(valid, 1 / share, 0)
+        return PPOTargets(advantages, returns, values, weights), logs
 
     def loss(self, params: Params, samples: Samples, progress: jax.Array) -> tuple[jax.Array, Logs]:
         """The total loss (eq. 9 of the paper) and its terms, as means over L x N."""
@@ -139,8 +150,9 @@ class PPOLearner(EpochLearner):
             "policy_loss": policy_loss,
             "baseline_loss": baseline_loss,
             "entropy": -entropy_loss,  # The loss is minus the entropy.
-            "approx_kl": losses.mean_loss(policy.approx_kl),
-            "clip_fraction": losses.mean_loss(policy.is_clipped),
+            # What target_kl is compared with, and a share, must not depend on how many steps reset.
+            "approx_kl": losses.mean_loss(targets.weights * policy.approx_kl),
+            "clip_fraction": losses.mean_loss(targets.weights * policy.is_clipped),
         }
 
     def is_enough(self, epoch: Logs) -> bool:
@@ -152,5 +164,7 @@ class PPOLearner(EpochLearner):
 
 
 def _variance(values: jax.Array, valid: jax.Array) -> jax.Array:
-    """That of the ``valid`` ones of all learner devices."""
-    return masked_mean(jnp.square(values - masked_mean(values, valid)), valid)
+    """That of the ``valid`` ones of all learner devices; 0 if they are the same up to rounding."""
+    variance = masked_mean(jnp.square(values - masked_mean(values, valid)), valid)
+    is_constant = variance <= 1e-10 * masked_mean(jnp.square(values), valid)
+    return jnp.where(is_constant, 0, variance)

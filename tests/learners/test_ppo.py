@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from epoch_parts import (
     LSTM,
+    OPTIMIZER,
     PLAIN,
     SPEC,
     B,
@@ -91,6 +93,20 @@ def test_the_explained_variance_has_no_unit(scale: float) -> None:
     assert np.isnan(logged(0.0))
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.3, 1.0, 7.3, 1000.1])
+def test_advantages_that_are_all_the_same_say_nothing(reward: float) -> None:
+    """Their mean is rounded: what is left of each is noise, and not a deviation of one."""
+    learner = make_learner(ppo(network=PLAIN))
+    batch = trajectory("ppo")
+    timestep = batch.timestep._replace(
+        reward=np.full((T + 1, B), reward, np.float32), discount=np.zeros((T + 1, B), np.float32)
+    )
+    output = PolicyValue(np.float32(0), np.zeros((T + 1, B), np.float32))
+    targets = jax.vmap(learner.targets, in_axes=(None, None), axis_name=LEARNER_AXIS, axis_size=1)
+    found, _ = targets(batch._replace(timestep=timestep), output)
+    np.testing.assert_array_equal(found.advantages, 0)
+
+
 BOX = BoxSpec(-np.ones(2, np.float32), np.ones(2, np.float32))
 
 
@@ -109,6 +125,33 @@ def test_the_ratio_is_to_the_policy_that_acted(action: Any) -> None:
         assert (abs(float(logs["approx_kl"])) < 1e-6) == is_fresh
         assert (float(logs["clip_fraction"]) == 0) == is_fresh
         assert np.isfinite(float(logs["entropy"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "learners"), [({}, 1), ({"network": LSTM}, 1), ({"num_microbatches": 2}, 2)]
+)
+def test_kl_and_clip_fraction_are_means_over_the_steps_that_count(
+    changes: dict[str, Any], learners: int
+) -> None:
+    """Not over those that only reset an environment, of which there are many here."""
+    # Without a step of the optimizer, all minibatches see the same parameters.
+    frozen = dataclasses.replace(OPTIMIZER, learning_rate=1e-30)
+    config = ppo(optimizer=frozen, target_kl=1e9, **changes)
+    batch = trajectory("ppo", config.network)
+    learner = make_learner(config, learners)
+    output, _ = agent_of(config).unroll(
+        new_state(config).train.params, batch.timestep, batch.initial_state
+    )
+    log_ratio = (
+        learner.distribution.log_prob(output.policy[:-1], batch.actor.extras.raw)
+        - batch.actor.extras.log_prob
+    )
+    log_ratio = np.float64(log_ratio)[~batch.timestep.first[1:]]
+    _, logs = updated(config, batch, learners)
+    kl = np.mean(np.exp(log_ratio) - 1 - log_ratio)
+    assert logs["approx_kl"] == pytest.approx(kl, rel=1e-4)
+    clipped = np.mean(np.abs(np.exp(log_ratio) - 1) > config.clip_ratio)
+    assert logs["clip_fraction"] == pytest.approx(clipped, rel=1e-5)
 
 
 @pytest.mark.parametrize("learners", [1, 4])
