@@ -333,7 +333,7 @@ class EpochLearner(Learner):
             train, logs, _ = self.synchronized.whole(train, (minibatch,), (), progress)
             return train, logs
 
-        return lax.scan(step, train, jnp.stack(self._shuffle(samples, turns, epoch)))
+        return lax.scan(step, train, self._shuffle(samples, turns, epoch))
 
     def _many_programs(
         self,

@@ -43,7 +43,7 @@ def shuffle(
     samples: Samples,
     turns: jax.Array,
     epoch: jax.Array,
-) -> list[jax.Array]:
+) -> jax.Array:
     """For each minibatch of one epoch, the sequences that each device takes of its share.
 
     Each sequence is in one minibatch.
@@ -57,21 +57,22 @@ def shuffle(
       epoch: int32 scalar, of this turn.
 
     Returns:
-      ``count`` arrays, int32 ``[N / count]``, of indices into a device's own share.
+      Indices into a device's own share, int32 ``[count, N / count]``, divided over the devices
+      along the last axis.
     """
 
-    def local(first: jax.Array, turns: jax.Array, epoch: jax.Array) -> list[jax.Array]:
+    def local(first: jax.Array, turns: jax.Array, epoch: jax.Array) -> jax.Array:
         # From counts alone, so a resumed run needs no key from the checkpoint.
         key = jax.random.key(seed)
         for number in (turns, epoch, lax.axis_index(LEARNER_AXIS)):
             key = jax.random.fold_in(key, number)
-        return jnp.split(jax.random.permutation(key, first.shape[1]), count)
+        return jax.random.permutation(key, first.shape[1]).reshape(count, -1)
 
     return jax.shard_map(
         local,
         mesh=topology.mesh,
         in_specs=(spec_of(SAMPLE_AXES.first), PartitionSpec(), PartitionSpec()),
-        out_specs=[spec_of(0)] * count,
+        out_specs=spec_of(1),
         check_vma=False,
     )(samples.first, turns, epoch)
 
