@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from sebulba.config import Config, whole_unrolls
 from sebulba.devices.topology import LEARNER_AXIS, Topology
 from sebulba.learners.base import Learner, Logs
-from sebulba.learners.forms import checked_loss, checked_targets
+from sebulba.learners.forms import checked_loss, checked_targets, joined_logs
 from sebulba.learners.microbatches import fast_in_loops, fewest
 from sebulba.learners.minibatches import SAMPLE_AXES, Samples, in_single_steps, shuffle, take
 from sebulba.learners.sharding import (
@@ -380,7 +380,7 @@ class EpochLearner(Learner):
         means = jax.tree.map(
             lambda log: jnp.average(jnp.mean(log, axis=1), weights=weights), _stacked(logs)
         )
-        return EpochState(train, turns + 1), {**means, **logs_once}
+        return EpochState(train, turns + 1), joined_logs(self, means, logs_once)
 
 
 def has_observed_state(agent: Agent) -> bool:

@@ -42,6 +42,17 @@ def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
     """
     total, logs = checked_pair(learner, "loss", result, "loss")
     _check_scalar(learner, "loss", "the loss", total)
+    name = f"{type(learner).__name__}.loss"
+    if not jnp.issubdtype(jnp.result_type(total), jnp.floating):
+        raise ConfigError(
+            f"{name}: the loss is {_in_words(total)}; it must be a floating-point number, since "
+            "others have no gradient. Compute it from the outputs of the network, as floats."
+        )
+    for key in logs.keys() & {"loss", "gradient_norm"}:
+        raise ConfigError(
+            f"{name} has a log {key!r}, which the update adds by itself: names of logs must "
+            "differ. Rename it."
+        )
     return total, logs
 
 
@@ -63,6 +74,20 @@ def checked_targets(learner: Learner, result: Any, lead: tuple[int, ...]) -> tup
                 "return one for each step of each environment, in the order of the trajectory."
             )
     return targets, logs
+
+
+def joined_logs(learner: Learner, of_loss: Logs, of_targets: Logs) -> Logs:
+    """The logs of one turn.
+
+    Raises:
+      ConfigError: two of them have the same name.
+    """
+    for name in of_loss.keys() & of_targets.keys():
+        raise ConfigError(
+            f"{type(learner).__name__}.targets has a log {name!r}, which the loss and its update "
+            "have already: names of logs must differ. Rename it."
+        )
+    return of_loss | of_targets
 
 
 def _check_scalar(learner: Learner, method: str, name: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sebulba.metrics.meter import Row
 from sebulba.types import Histogram
 
 FILE_NAME = "metrics.jsonl"
@@ -71,10 +72,10 @@ class MetricsWriter:
         for key in ("update", "steps"):
             if row.get(key) is None:
                 raise ValueError(f"a row of metrics needs '{key}', got the keys {sorted(row)}")
-        tidy = {key: _tidy(value) for key, value in row.items()}
-        self._file.write(json.dumps(tidy, allow_nan=False) + "\n")
+        row = tidied(row)
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
-        self._tensorboard.write(tidy, histograms)
+        self._tensorboard.write(row, histograms)
 
     def close(self) -> None:
         """Write what is buffered; may be called more than once."""
@@ -133,8 +134,13 @@ def _drop_rows_after(path: Path, steps: int) -> int:
     return int(rows[-1]["steps"]) if rows else 0
 
 
+def tidied(row: Mapping[str, float | int | None]) -> Row:
+    """A row of numbers that JSON can hold, and None in place of NaN and infinities."""
+    return {key: _tidy(value) for key, value in row.items()}
+
+
 def _tidy(value: float | int | None) -> float | int | None:
-    """A number that JSON can hold, with the 7 significant digits of a float32."""
+    """With the 7 significant digits of a float32."""
     if value is None or isinstance(value, Integral):
         return None if value is None else int(value)
     number = float(value)

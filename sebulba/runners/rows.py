@@ -12,6 +12,7 @@ from sebulba.devices import distributed
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
 from sebulba.metrics.sinks import Sink
+from sebulba.metrics.writer import tidied
 from sebulba.rundir.directory import RunDirectory
 from sebulba.types import Histogram
 
@@ -58,7 +59,8 @@ class Rows:
 
     def add(self, row: Row, histograms: Mapping[str, Histogram] = {}) -> None:
         """Keep a row, and write and show it, with the histograms of the same moment."""
-        self._kept.append(json.dumps(row, default=float))
+        row = tidied(row)
+        self._kept.append(json.dumps(row))
         self._directory.write(row, histograms)
         self._display.update(row)
         for sink in self._sinks:

@@ -112,6 +112,8 @@ def wait_until_ready(arrays: object, poll: Callable[[], None], interval: float =
     """Wait for arrays to be computed, and call ``poll`` every ``interval`` seconds meanwhile."""
     # Not jax.block_until_ready, which does not return for a signal or a failure in another thread.
     for leaf in jax.tree.leaves(arrays):
-        while not leaf.is_ready():
+        # A learner of the user's own may log numbers of Python or NumPy.
+        is_ready = getattr(leaf, "is_ready", lambda: True)
+        while not is_ready():
             poll()
             time.sleep(interval)

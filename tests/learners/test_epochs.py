@@ -268,6 +268,19 @@ def test_targets_of_other_axes_are_refused(shape: tuple[int, ...]) -> None:
         other.update(new_state(config), 0.0)
 
 
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "approx_kl"])
+def test_logs_of_the_targets_that_the_loss_has_too_are_refused(name: str) -> None:
+    class Other(PPOLearner):
+        def targets(self, *given: Any) -> Any:
+            return super().targets(*given)[0], {name: jnp.float32(0)}
+
+    config = ppo()
+    other = Other(config, agent_of(config), SPEC, make_optimizer(config.optimizer), topology(1))
+    add(other, trajectory("ppo"))
+    with pytest.raises(ConfigError, match=f"Other.targets has a log '{name}', .* Rename it"):
+        other.update(new_state(config), 0.0)
+
+
 # What must not be learned
 
 

@@ -123,6 +123,9 @@ def update(learner: VTraceLearner, state: Any, learners: int, *trajectories: Tra
         ),
         (lambda loss, logs: (None, logs), "the loss is None; it must be one number"),
         (lambda loss, logs: (loss, {"a": jnp.zeros(3)}), r"'a' in the logs is float32\[3\].*mean"),
+        (lambda loss, logs: (jnp.int32(1), logs), r"the loss is int32\[\]; .* floating-point"),
+        (lambda loss, logs: (loss, {"loss": loss}), "a log 'loss', which .* Rename it"),
+        (lambda loss, logs: (loss, {"gradient_norm": loss}), "a log 'gradient_norm', which"),
     ],
 )
 def test_a_loss_that_is_no_pair_of_a_scalar_and_logs_is_refused(changed: Any, rule: str) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from whole_runs import on, tiny, tiny_r2d2
 
 import sebulba
+from sebulba import algorithms
+from sebulba.learners import VTraceLearner
 from sebulba.metrics.meter import Row
 
 
@@ -33,11 +37,23 @@ class Kept:
         self.closed += 1
 
 
-def test_a_sink_gets_all_rows_and_the_end() -> None:
+class LogsNoNumber(VTraceLearner):
+    """One of its logs is NaN, which is no number, and one is infinite."""
+
+    def update(self, state: Any, progress: float) -> Any:
+        state, logs = super().update(state, progress)
+        return state, logs | {"ratio": jnp.nan, "limit": jnp.inf}
+
+
+def test_a_sink_gets_all_rows_and_the_end(tmp_path: Path) -> None:
     sinks = [Kept(), Kept()]
-    result = sebulba.train(tiny(), topology=on(1), sinks=sinks, progress=False)
+    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=LogsNoNumber)
+    result = sebulba.train(
+        tiny(out=tmp_path), algorithm=algorithm, topology=on(1), sinks=sinks, progress=False
+    )
     for sink in sinks:
-        assert sink.rows == result.metrics and sink.closed == 1
+        assert sink.rows == result.metrics == sebulba.read_metrics(tmp_path) and sink.closed == 1
+    assert sinks[0].rows[-1]["ratio"] is None and sinks[0].rows[-1]["limit"] is None
 
 
 def test_a_sink_that_fails_ends_the_run() -> None:
