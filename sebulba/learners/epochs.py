@@ -99,7 +99,7 @@ class Prepared(NamedTuple):
     Attributes:
       samples: all that is learned from.
       logs: scalars.
-      measured: what the agent measured of the observations, each of which counts once.
+      measured: what the agent measured of the observations, once and not in each epoch.
       before: a copy of the parameters, if something was measured.
     """
 
