@@ -249,6 +249,22 @@ class Config(Fields):
         )
 
 
+def refuse_policies(config: Config, algorithm: str) -> None:
+    """Refuse what concerns policies alone, for an algorithm that has none besides its values.
+
+    Raises:
+      ConfigError: ``config`` has such an option.
+    """
+    for name in ("separate_value", "squash", "state_dependent_std", "initial_log_std"):
+        default = getattr(NetworkConfig(), name)
+        require(
+            config,
+            f"network.{name}",
+            getattr(config.network, name) == default,
+            f"must be {default} for {algorithm}, which has no policy besides its values",
+        )
+
+
 def check_is_directory(name: str, path: Path | str | None) -> None:
     """Refuse the address of an object store, which would become a local directory of that name.
 

@@ -142,6 +142,12 @@ REFUSED_OF_PPO = [
 ]
 
 
+REFUSED_WITHOUT_A_POLICY = [
+    ("network.squash", "clip", "must be tanh for "),
+    ("network.initial_log_std", -1.0, "must be 0.0 for "),
+]
+
+
 REFUSED_OF_PQN = [
     ("num_minibatches", 3, "must divide batch_size * unroll_length (1024)"),
     ("epsilon_start", 1.1, "must be a number from 0 to 1"),
@@ -158,6 +164,7 @@ REFUSED_OF_PQN = [
         *((R2D2Config(), *case) for case in REFUSED_OF_R2D2),
         *((PPOConfig(), *case) for case in REFUSED_OF_PPO),
         *((PQNConfig(), *case) for case in REFUSED_OF_PQN),
+        *((kind(), *case) for kind in (PQNConfig, R2D2Config) for case in REFUSED_WITHOUT_A_POLICY),
     ],
 )
 def test_a_refusal_says_the_value_the_rule_and_the_flag(
@@ -176,6 +183,7 @@ def test_a_refusal_says_the_value_the_rule_and_the_flag(
     [
         (PQNConfig(network=NetworkConfig(separate_value=True)), "no-separate-value"),
         (R2D2Config(network=NetworkConfig(separate_value=True)), "no-separate-value"),
+        (R2D2Config(network=NetworkConfig(state_dependent_std=True)), "no-state-dependent-std"),
         (PQNConfig(network=NetworkConfig(torso="deep", layer_norm=True)), "no-layer-norm"),
     ],
 )

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from sebulba import losses
-from sebulba.config import NetworkConfig, OptimizerConfig
+from sebulba.config import NetworkConfig, OptimizerConfig, refuse_policies
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Logs
 from sebulba.learners.epochs import EpochConfig, EpochLearner
 from sebulba.learners.minibatches import Samples
 from sebulba.types import Agent, ArrayTree, EnvSpec, Params, Trajectory
-from sebulba.validation import Count, Share, require
+from sebulba.validation import Count, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class PQNConfig(EpochConfig):
     def validate(self) -> None:
         """Refuse what can never work, as ``Config.validate`` does."""
         super().validate()
-        no_policy = "must be False for PQN, which has no policy besides its values"
-        require(self, "network.separate_value", not self.network.separate_value, no_policy)
+        refuse_policies(self, "PQN")
 
 
 class PQNLearner(EpochLearner):

@@ -14,7 +14,7 @@ import optax
 from jax import lax
 
 from sebulba import losses
-from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig
+from sebulba.config import CheckpointConfig, Config, NetworkConfig, OptimizerConfig, refuse_policies
 from sebulba.devices.topology import Topology
 from sebulba.learners.base import Learner, Logs, Upkeep
 from sebulba.learners.replay.host import HostReplay, ReplayConfig
@@ -95,8 +95,7 @@ class R2D2Config(Config):
         capacity = self.replay.capacity
         most = f"must be at most replay.capacity ({capacity})"
         require(self, "replay.min_size", self.replay.min_size <= capacity, most)
-        no_policy = "must be False for R2D2, which has no policy besides its values"
-        require(self, "network.separate_value", not self.network.separate_value, no_policy)
+        refuse_policies(self, "R2D2")
 
 
 class R2D2State(NamedTuple):
