@@ -104,9 +104,10 @@ def measured(options: Options, run: Path) -> dict[str, Any]:
     kept = rows[step - 1 :: step]
     return {
         "seed": fields["seed"],
-        "steps": rows[-1]["steps"],
+        # Of the last row of all, in which no game may have ended.
+        "steps": every[-1]["steps"],
         # Of training alone, without what its process needs to begin and to end.
-        "seconds": round(rows[-1]["seconds"], 1),
+        "seconds": round(every[-1]["seconds"], 1),
         "return_mean": evaluation["mean"],
         "standard_error": evaluation["standard_error"],
         **({"reached": reached, "most": most(every)} if reached else {}),

@@ -20,6 +20,10 @@ def test_seeds_takes_runs_that_were_trained_before(load: Load, tmp_path: Path) -
     runs = [tmp_path / f"run{seed}" for seed in (4, 7)]
     for seed, run in zip((4, 7), runs, strict=True):
         sebulba.train(dataclasses.replace(config, seed=seed, out=run), progress=False)
+    last = sebulba.read_metrics(runs[0])[-1]
+    with (runs[0] / "metrics.jsonl").open("a") as file:  # One in which no game ended.
+        no_game = {"steps": last["steps"] + 9, "episode_return_mean": None}
+        file.write(json.dumps(last | no_game) + "\n")
     seeds = load("seeds")
     options = seeds.Options("vtrace-catch", runs=tuple(runs), reach=(-1.0, 2.0), at_least=2.0)
     assert seeds.main(dataclasses.replace(options, out=tmp_path / "both"), []) == 1  # Below 2.
@@ -31,6 +35,7 @@ def test_seeds_takes_runs_that_were_trained_before(load: Load, tmp_path: Path) -
         steps, seconds = of_seed["reached"]["-1.0"]
         assert of_seed["reached"]["2.0"] is None and 0 < steps <= of_seed["steps"]
         assert seconds <= of_seed["seconds"] == round(rows[-1]["seconds"], 1)
+        assert of_seed["steps"] == rows[-1]["steps"]
         returns = [row["episode_return_mean_100"] for row in rows if row["episodes"] >= 100]
         assert of_seed["most"] == max(returns) and -1 <= of_seed["return_mean"] <= 1
     with pytest.raises(ConfigError, match="run4 is a run of vtrace-catch: name that preset"):
