@@ -61,6 +61,7 @@ class OwnPPOLearner(learners.EpochLearner):
         terms += config.baseline_cost * 0.5 * jnp.square(output.value - returns)
         entropy = self._policy.entropy(output.policy)
         terms = jnp.where(samples.first, 0, terms - config.entropy_cost * entropy)
+        # The share of all steps, among them those between two episodes, which are never clipped.
         return jnp.mean(terms), {"clip_fraction": jnp.mean(ratio != clipped)}
 
 

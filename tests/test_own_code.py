@@ -100,7 +100,8 @@ def test_an_own_ppo_has_the_loss_of_the_library() -> None:
 
     sizes: dict[str, Any] = dict(unroll_length=6, envs_per_actor=8, batch_size=8)
     own = computed(own_ppo.OwnPPOLearner, own_ppo.OwnPPOConfig(**sizes), targets)
-    same = PPOTargets(*targets, params.value)
+    # Its share of clipped ratios is one of all steps, and not only of those that count.
+    same = PPOTargets(*targets, params.value, weights=jnp.ones(shape))
     library = computed(sebulba.learners.PPOLearner, sebulba.PPOConfig(**sizes), same)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), own, library)
 
