@@ -61,7 +61,7 @@ def test_evaluation_changes_nothing_and_depends_on_seed_and_version_alone(tmp_pa
     last = result.metrics[-1]
     assert last["evaluation_steps"] == last["steps"] and last["episode_return_mean"] is not None
     assert last["evaluation_best_return_mean"] == max(found.values())
-    assert evaluations(rows_of(tmp_path)) == pytest.approx(found)
+    assert evaluations(rows_of(tmp_path)) == found
     assert tensorboard_steps(tmp_path)[-1] == last["steps"]
     # The best of them holds the parameters that were evaluated: the same episodes come again.
     best = max(found, key=lambda update: (found[update], -update))
@@ -69,7 +69,8 @@ def test_evaluation_changes_nothing_and_depends_on_seed_and_version_alone(tmp_pa
     again = sebulba.evaluate_run(
         tmp_path, EPISODES, seed=int(seed), checkpoint="best", make_env=envs.Catch
     )
-    assert (again.update, again.returns.mean()) == (best, found[best])
+    assert again.update == best
+    assert again.returns.mean() == pytest.approx(found[best])  # Rows have 7 digits.
     assert sebulba.load(tmp_path, checkpoint="best", make_env=envs.Catch).act(np.zeros((10, 5))) < 3
     # When the complete run goes on, what has been evaluated is not evaluated again.
     longer = train(tiny_evaluated(out=tmp_path, resume=True, total_steps=300))
