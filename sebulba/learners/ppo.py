@@ -111,9 +111,10 @@ class PPOLearner(EpochLearner):
         # Of the errors of the values, which are the advantages, in terms of the returns. Of returns
         # that are all the same there is nothing to explain.
         to_explain = _variance(returns, valid)
-        unexplained = _variance(advantages, valid) / jnp.where(to_explain > 0, to_explain, jnp.nan)
+        variance = _variance(advantages, valid)
+        unexplained = variance / jnp.where(to_explain > 0, to_explain, jnp.nan)
         if config.normalize_advantages:
-            deviation = jnp.sqrt(_variance(advantages, valid))
+            deviation = jnp.sqrt(variance)
             centered = advantages - masked_mean(advantages, valid)
             normalized = jnp.where(deviation > 0, centered / (deviation + 1e-8), 0)
             advantages = jnp.where(valid, normalized, 0)
