@@ -62,17 +62,16 @@ class MetricsWriter:
         row: Mapping[str, float | int | None],
         histograms: Mapping[str, Histogram] = {},
     ) -> None:
-        """Append one row; None, NaN and infinities are stored as null.
+        """Append one row, as ``tidied`` returns it; None is stored as null.
 
         ``histograms`` go to TensorBoard alone.
 
         Raises:
-          ValueError: the row has no ``update`` or no ``steps``.
+          ValueError: the row has no ``update`` or no ``steps``, or a number that JSON cannot hold.
         """
         for key in ("update", "steps"):
             if row.get(key) is None:
                 raise ValueError(f"a row of metrics needs '{key}', got the keys {sorted(row)}")
-        row = tidied(row)
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
         self._tensorboard.write(row, histograms)
