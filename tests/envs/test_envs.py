@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from env_battery import EnvBattery, ended, random_action, rollout
 
 from sebulba import envs
-from sebulba.envs import EnvPoolEnv, envpool_spec
+from sebulba.envs import EnvPoolEnv
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, MultiDiscreteSpec
 
 BREAKOUT = "Breakout-v5"
@@ -53,21 +52,6 @@ class TestHalfCheetah(EnvBattery):
 
     def make(self, seed: int) -> Env:
         return envs.make("HalfCheetah-v4", 3, seed=seed, options={"max_episode_steps": 7})
-
-
-class TestBreakoutMachado(EnvBattery):
-    num_steps = 8
-
-    def make(self, seed: int) -> Env:
-        return envs.make(BREAKOUT, 2, seed=seed, options={"max_episode_steps": 5})
-
-
-class TestBreakoutImpala(EnvBattery):
-    num_steps = 8
-
-    def make(self, seed: int) -> Env:
-        options = {"max_episode_steps": 5}
-        return envs.make(BREAKOUT, 2, seed=seed, options=options, atari_protocol="impala")
 
 
 class TestMiniGrid(EnvBattery):
@@ -192,10 +176,6 @@ def test_specs_of_envpool() -> None:
     assert set(minigrid.observation) == {"direction", "image"}
 
 
-def config(env: Env) -> Any:
-    return env._pool.spec.config  # type: ignore[attr-defined]
-
-
 def test_several_discrete_actions_of_envpool() -> None:
     env = envs.make("FlatPack-v0", 3, seed=0)
     assert env.spec.action == MultiDiscreteSpec((25, 4, 9, 9))
@@ -226,139 +206,6 @@ def test_a_mission_is_observed_only_if_asked_for() -> None:
     assert text.startswith(b"use the key to open the door")
     with pytest.raises(ValueError, match="unknown option of Maze-v0 'mission'"):
         envs.make("Maze-v0", 2, seed=0, options={"mission": True})
-
-
-def test_vizdoom_has_one_discrete_action_and_single_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # It writes a file where it is started.
-    env = envs.make("D1Basic-v1", 2, seed=0)
-    assert env.spec.action == DiscreteSpec(6)
-    names = (
-        "NOTHING TURN_RIGHT TURN_LEFT MOVE_FORWARD MOVE_FORWARD+TURN_RIGHT MOVE_FORWARD+TURN_LEFT"
-    )
-    assert env.spec.action_names == tuple(names.split())
-    assert env.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
-    frames = [env.reset().observation]
-    frames += [env.step(np.full(2, action, np.int32)).observation for action in range(6)]
-    assert all(frame.shape == (2, 84, 84) and frame.std() > 0 for frame in frames)
-    assert any((frame != frames[0]).any() for frame in frames)
-    env.close()
-
-
-def test_vizdoom_names_its_actions() -> None:
-    """As many names as EnvPool has actions, all of them different."""
-    import envpool
-
-    for env_id in ("D3Battle-v1", "Deathmatch-v1", "MyWayHome-v1", "TakeCover-v1"):
-        for force_speed in (False, True):
-            native = envpool.make_spec(env_id, use_combined_action=True, force_speed=force_speed)
-            spec = envpool_spec.env_spec(native, 1)
-            assert spec.action == DiscreteSpec(len(set(spec.action_names)))
-    assert spec.action_names == ("NOTHING", "MOVE_RIGHT", "MOVE_LEFT")
-
-
-# Its games are started by forks, which wait for the threads of OpenBLAS.
-STARTS_GAMES = """
-import numpy as np
-import scipy.linalg.blas
-from sebulba import envs
-
-matrix = np.ones((600, 600))
-for seed in range(4):
-    matrix @ matrix, scipy.linalg.blas.dgemm(1.0, matrix, matrix)
-    envs.make("D1Basic-v1", 4, seed=seed).close()
-"""
-
-
-@pytest.mark.slow
-def test_vizdoom_starts_beside_linear_algebra(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTS_GAMES]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=90)
-
-
-BUSY_INTERPRETER = """
-import sys, threading
-from sebulba.envs import vizdoom
-
-def compute():
-    while True:
-        sum(range(100))
-
-sys.setswitchinterval(1e-6)
-for _ in range(3):
-    threading.Thread(target=compute, daemon=True).start()
-for _ in range(50):
-    vizdoom.prepare()
-"""
-
-
-def test_vizdoom_starts_beside_threads_that_want_the_interpreter(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BUSY_INTERPRETER]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-
-
-def test_machado_protocol_reaches_envpool() -> None:
-    env = envs.make(BREAKOUT, 1, seed=0)
-    assert env.spec.action == DiscreteSpec(18)
-    assert env.spec.observation == ArraySpec((84, 84), np.dtype(np.uint8))
-    assert env.spec.frame_skip == 4
-    c = config(env)
-    assert c.repeat_action_probability == 0.25
-    assert c.max_episode_steps == 27_000
-    assert (c.noop_max, c.stack_num) == (1, 1)
-    assert not (c.use_fire_reset or c.reward_clip or c.episodic_life)
-    assert not c.zero_discount_on_life_loss
-
-
-def test_impala_protocol_reaches_envpool() -> None:
-    env = envs.make(BREAKOUT, 1, seed=0, atari_protocol="impala")
-    assert env.spec.action == DiscreteSpec(4)
-    c = config(env)
-    assert c.repeat_action_probability == 0
-    assert (c.noop_max, c.stack_num) == (30, 1)
-    assert not (c.use_fire_reset or c.reward_clip or c.episodic_life)
-    assert c.zero_discount_on_life_loss
-
-
-def test_options_override_the_protocol() -> None:
-    env = envs.make(BREAKOUT, 1, seed=0, options={"full_action_space": False, "frame_skip": 2})
-    assert env.spec.action == DiscreteSpec(4)
-    assert env.spec.frame_skip == 2
-    assert config(env).max_episode_steps == 54_000
-    assert config(env).repeat_action_probability == 0.25
-
-
-def test_losing_a_life_ends_the_episode_only_for_learning() -> None:
-    for protocol, lost in (("impala", True), ("machado", False)):
-        env = envs.make(BREAKOUT, 2, seed=0, atari_protocol=protocol)
-        timesteps = rollout(env, 100)
-        assert not ended(timesteps).any(), "the game is not over before five lives are lost"
-        assert any((t.discount == 0).any() for t in timesteps) == lost
-
-
-def test_lives_are_counted_from_one_step_to_the_next() -> None:
-    env = envs.make(BREAKOUT, 2, seed=0, atari_protocol="impala")
-    rng = np.random.default_rng(0)
-    env.reset()
-    before = env._lives  # type: ignore[attr-defined]
-    for _ in range(400):
-        timestep = env.step(random_action(env.spec, rng))
-        lives = env._lives  # type: ignore[attr-defined]
-        np.testing.assert_array_equal(timestep.discount == 0, (lives < before) & ~timestep.first)
-        before = lives
-
-
-def test_a_new_game_with_fewer_lives_than_the_last_is_no_loss() -> None:
-    env = envs.make(BREAKOUT, 1, seed=0, atari_protocol="impala")
-    env.reset()
-    env._lives += 1  # type: ignore[attr-defined]
-    assert (env.reset().discount == 1).all()
-
-
-def test_atari_rewards_are_not_clipped() -> None:
-    timesteps = rollout(envs.make("SpaceInvaders-v5", 2, seed=0), 100)
-    assert max(t.reward.max() for t in timesteps) > 1
 
 
 @pytest.mark.parametrize(
