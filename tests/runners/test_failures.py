@@ -17,18 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tensorboard_steps, tiny
 
 import sebulba
-from sebulba import CheckpointConfig, ConfigError, VTraceConfig, algorithms
+from sebulba import CheckpointConfig, VTraceConfig, algorithms
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.writer import MetricsWriter
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.reading import checkpoints_in
 from sebulba.runtime import threads
-from sebulba.types import Env, Trajectory
+from sebulba.types import Env
 
 SECONDS = 20.0
 """Less than a wait without end would take; more than a busy machine needs to write a checkpoint."""
@@ -394,70 +393,3 @@ def test_run_from_another_thread_needs_no_signals() -> None:
     thread.start()
     thread.join()
     assert results[0].updates > 0
-
-
-class OneBadLoss(VTraceLearner):
-    """Its loss is no number for the trajectories that start in the middle of an episode."""
-
-    def loss(self, params: Any, trajectory: Trajectory, progress: Any) -> Any:
-        total, logs = super().loss(params, trajectory, progress)
-        halfway = trajectory.timestep.observation[0, :, 5].sum() > 0
-        return total * jnp.where(halfway, jnp.nan, 1.0), logs
-
-
-def test_an_optimizer_may_leave_out_what_is_not_finite() -> None:
-    patient = optax.apply_if_finite(optax.sgd(1e-3), 3)
-    bad = dataclasses.replace(algorithms.VTRACE, make_learner=OneBadLoss)
-    result = run(tiny(total_steps=800), optimizer=patient, algorithm=bad)
-    losses = [row["loss"] for row in result.metrics]
-    # As in the file and for sinks, NaN is None.
-    assert None in losses and all(loss is None or np.isfinite(loss) for loss in losses)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
-
-
-def test_a_learner_that_logs_neither_loss_nor_gradient_is_watched_too(tmp_path: Path) -> None:
-    class Silent(VTraceLearner):
-        def update(self, state: Any, progress: float) -> Any:
-            state, _ = super().update(state, progress)
-            return jax.tree.map(lambda leaf: leaf * jnp.nan, state), {}
-
-    config = tiny(total_steps=2000, out=tmp_path, checkpoint=CheckpointConfig(interval=3))
-    with pytest.raises(FloatingPointError, match="not finite"):
-        run(config, algorithm=dataclasses.replace(algorithms.VTRACE, make_learner=Silent))
-    assert (
-        not checkpoints_in(tmp_path).exists() or not Checkpointer(checkpoints_in(tmp_path)).turns()
-    )
-
-
-@pytest.mark.parametrize("where", ["update", "metrics"])
-def test_a_learner_that_logs_what_is_in_the_row_already(where: str, tmp_path: Path) -> None:
-    """Its number would take the place of the row's own, which resuming and TensorBoard go by."""
-
-    class Clashing(VTraceLearner):
-        def update(self, state: Any, progress: float) -> Any:
-            state, logs = super().update(state, progress)
-            return state, logs | ({"steps": logs["loss"]} if where == "update" else {})
-
-        def metrics(self) -> dict[str, float]:
-            return {"steps": 0.0} if where == "metrics" else {}
-
-    config = tiny(out=tmp_path, checkpoint=CheckpointConfig(interval=1))
-    with pytest.raises(ConfigError, match="log 'steps', "):
-        run(config, algorithm=dataclasses.replace(algorithms.VTRACE, make_learner=Clashing))
-    assert rows_of(tmp_path) == []
-
-
-def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
-    def update(grads: Any, count: Any, params: Any = None) -> Any:
-        step = jnp.where(count < 7, -1e-3, jnp.nan)
-        return jax.tree.map(lambda leaf: step * leaf, grads), count + 1
-
-    breaks = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
-    config = tiny(
-        total_steps=2000, out=tmp_path, log_every=10**6, checkpoint=CheckpointConfig(interval=3)
-    )
-    with pytest.raises(FloatingPointError, match=r"not finite by update 9: .*learning_rate"):
-        run(config, optimizer=breaks)
-    saved = Checkpointer(checkpoints_in(tmp_path))
-    assert saved.turns() == [3, 6]
-    assert rows_of(tmp_path)[-1]["loss"] is None
