@@ -1,4 +1,4 @@
-"""Whole runs: they learn, count what they did, and take a researcher's own parts."""
+"""Whole runs: they learn, count what they did, and leave the process as it was."""
 
 from __future__ import annotations
 
@@ -18,26 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from whole_runs import HookedEnvs, on, rows_of, tiny
 
 import sebulba
 from sebulba import (
-    ActorOutput,
     CheckpointConfig,
-    ConfigError,
     OptimizerConfig,
-    PolicyValue,
     algorithms,
     envs,
     presets,
 )
-from sebulba.agents import distributions
-from sebulba.agents.reference import Behavior
-from sebulba.learners import PPOLearner, VTraceLearner
+from sebulba.learners import VTraceLearner
 from sebulba.runners.sebulba import SebulbaRun
 from sebulba.types import Env, EnvSpec, Timestep
 
@@ -233,93 +226,6 @@ def test_result_can_act_and_be_evaluated() -> None:
         assert leaf.devices() == {jax.devices()[2]}
     evaluation = sebulba.evaluate(result.agent, result.params, result.make_env, episodes=3)
     assert len(evaluation.returns) == 3
-
-
-class LinearAgent:
-    """A researcher's own agent: one matrix, and no network library."""
-
-    def __init__(self, spec: EnvSpec) -> None:
-        self._policy = distributions.make(spec.action, "tanh")
-        self._inputs = int(np.prod(spec.observation.shape))
-
-    def init(self, key: jax.Array) -> Any:
-        return {"matrix": jnp.zeros((self._inputs, self._policy.parameters_size + 1))}
-
-    def initial_state(self, batch_size: int) -> Any:
-        return ()
-
-    def act(self, params: Any, key: Any, timestep: Timestep, state: Any) -> Any:
-        policy = self._output(params, timestep).policy
-        sample = self._policy.sample(key, policy)
-        behavior = Behavior(self._policy.log_prob(policy, sample.raw), sample.raw)
-        return ActorOutput(sample.action, behavior), state
-
-    def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
-        return self._output(params, timesteps), state
-
-    def _output(self, params: Any, timestep: Timestep) -> PolicyValue:
-        lead = timestep.first.shape
-        output = timestep.observation.reshape(*lead, -1) @ params["matrix"]
-        return PolicyValue(output[..., :-1], output[..., -1])
-
-
-def test_own_agent_environment_and_optimizer() -> None:
-    made: list[int] = []
-
-    def make_env(num_envs: int, seed: int) -> Env:
-        made.append(num_envs)
-        return envs.Catch(num_envs, seed)
-
-    agent = LinearAgent(envs.Catch(1, 0).spec)
-    frozen = optax.sgd(0.0)
-    config = tiny(env="what the config names is not made")
-    result = train(config, agent=agent, make_env=make_env, optimizer=frozen)
-    assert result.agent is agent
-    assert sorted(made) == [1, 4, 4]
-    assert not result.params["matrix"].any()
-    moved = train(config, agent=agent, make_env=make_env, optimizer=optax.sgd(1e-2))
-    assert moved.params["matrix"].any()
-
-
-def test_own_learner_is_used() -> None:
-    config = tiny()
-
-    def make_learner(config: Any, *parts: Any) -> VTraceLearner:
-        return VTraceLearner(dataclasses.replace(config, entropy_cost=0.5), *parts)
-
-    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=make_learner)
-    own, default = train(config, algorithm=algorithm), train(config)
-    assert own.metrics[0]["loss"] < default.metrics[0]["loss"] - 0.2
-
-
-class Unrelated:
-    """It has the methods of a learner, and is none."""
-
-    def __init__(self, *parts: Any) -> None:
-        self._learner = VTraceLearner(*parts)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._learner, name)
-
-
-def test_a_learner_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
-    make_learner: Any = Unrelated
-    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=make_learner)
-    with pytest.raises(ConfigError, match=r"Unrelated.*inherit from sebulba\.Learner"):
-        train(tiny(out=tmp_path / "run"), algorithm=algorithm)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kind", [VTraceLearner, PPOLearner])
-def test_a_learner_whose_base_was_not_initialized_is_refused(kind: Any, tmp_path: Path) -> None:
-    class Forgetful(kind):
-        def __init__(self, *parts: Any) -> None:
-            self.mine = parts
-
-    algorithm = dataclasses.replace(algorithms.VTRACE, make_learner=Forgetful)
-    with pytest.raises(ConfigError, match=r"Forgetful\.__init__ .*super\(\)\.__init__\(\.\.\.\)"):
-        train(tiny(out=tmp_path / "run"), algorithm=algorithm)
-    assert not (tmp_path / "run").exists()
 
 
 def settings() -> dict[str, Any]:
