@@ -1,4 +1,4 @@
-"""What a learner of the user's own returns, checked while it is traced, so training is as fast."""
+"""What a learner of the user's own returns; a loss and targets are checked while traced."""
 
 from __future__ import annotations
 
@@ -28,10 +28,24 @@ def checked_pair(learner: Learner, method: str, result: Any, first: str) -> tupl
             f"{type(learner).__name__}.{method} returns {_in_words(result)}: it must return the "
             f"{first} and a dict of scalars to log. Return ({first}, {{}}) to log nothing more."
         )
-    for name, value in result[1].items():
-        _check_scalar(learner, method, f"{name!r} in the logs", value)
     value, logs = result
+    check_logs(learner, method, logs)
     return value, dict(logs)
+
+
+def check_logs(learner: Learner, method: str, logs: Mapping[str, Any]) -> None:
+    """Check that the logs that ``method`` has returned are scalars by name.
+
+    Raises:
+      ConfigError: one of them is something else, or has the name of a result of an evaluation.
+    """
+    for name, value in logs.items():
+        if not isinstance(name, str) or name.startswith("evaluation_"):
+            raise ConfigError(
+                f"{type(learner).__name__}.{method} has a log {name!r}: a name must be a string, "
+                "and not begin with evaluation_, as results of evaluations do. Rename it."
+            )
+        _check_scalar(learner, method, f"{name!r} in the logs", value)
 
 
 def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:

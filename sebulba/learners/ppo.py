@@ -19,7 +19,7 @@ from sebulba.learners.epochs import EpochConfig, EpochLearner, masked_mean
 from sebulba.learners.minibatches import Samples
 from sebulba.runtime.threads import wait_until_ready
 from sebulba.types import Agent, ArrayTree, EnvSpec, Params, Trajectory
-from sebulba.validation import Count, Limit, NotNegative, Positive
+from sebulba.validation import ConfigError, Count, Limit, NotNegative, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,12 @@ class PPOLearner(EpochLearner):
         """Whether the policy has moved by more than ``target_kl`` from the one that acted."""
         if self.config.target_kl is None:
             return False
+        if "approx_kl" not in epoch:
+            raise ConfigError(
+                f"target_kl is {self.config.target_kl}, but {type(self).__name__}.loss has no log "
+                "approx_kl, with which it is compared: return one, or set target_kl to None, on "
+                "the command line with --target-kl None."
+            )
         wait_until_ready(epoch["approx_kl"], lambda: None)
         return bool(np.mean(jax.device_get(epoch["approx_kl"])) > self.config.target_kl)
 

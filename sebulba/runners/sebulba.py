@@ -13,6 +13,7 @@ import numpy as np
 
 from sebulba.devices import distributed
 from sebulba.inference import ParamsSlot
+from sebulba.learners.forms import check_logs, checked_pair
 from sebulba.metrics.meter import Meter, Row, joined
 from sebulba.rundir.checkpoint import DamagedError
 from sebulba.rundir.directory import RunDirectory, Start
@@ -240,7 +241,8 @@ class SebulbaRun:
         count = count_turn(unrolls, interrupted, self._topology)
         self._pending.append((self._count_turn, count))
         for _ in range(self._learner.add(unrolls)):
-            self._state, logs = self._learner.update(self._state, self._progress(self._meter.steps))
+            made = self._learner.update(self._state, self._progress(self._meter.steps))
+            self._state, logs = checked_pair(self._learner, "update", made, "state")
             self.updates += 1
             self._pending.append((self._meter.add_logs, logs))
             self._collect(under_way=1)
@@ -360,11 +362,13 @@ class SebulbaRun:
         histograms: dict[str, Histogram] = {}
         if distributed.is_primary():
             histograms = {**self._meter.actions(), **self._learner.histograms()}
+        metrics = self._learner.metrics()
+        check_logs(self._learner, "metrics", metrics)
         row = joined(
             self._meter.row(self.updates),
             self._intake.metrics(),
             self._epsilons(),
-            self._learner.metrics(),
+            metrics,
             self._take_evaluation(),
         )
         self._logged_turn = self._turn

@@ -22,14 +22,16 @@ from epoch_parts import (
     on_host,
     ppo,
     prepared,
+    topology,
     trajectory,
     trajectory_of,
     updated,
 )
 from unrolls import random_params
 
-from sebulba import PolicyValue, PPOConfig
+from sebulba import ConfigError, PolicyValue, PPOConfig
 from sebulba.devices.topology import LEARNER_AXIS
+from sebulba.learners import PPOLearner, make_optimizer
 from sebulba.types import (
     BoxSpec,
     DiscreteSpec,
@@ -166,6 +168,18 @@ def test_the_weight_of_the_entropy_falls_to_zero(learners: int) -> None:
     falling: dict[str, Any] = dict(entropy_cost=0.4, entropy_decay_to_zero=True)
     np.testing.assert_allclose(params(0.25, **falling), params(0.25, entropy_cost=0.3), atol=1e-6)
     assert np.abs(params(0.25, **falling) - params(0.25, entropy_cost=0.4)).max() > 1e-4
+
+
+def test_an_early_stop_needs_the_log_that_it_looks_at() -> None:
+    class Own(PPOLearner):
+        def loss(self, *given: Any) -> Any:
+            return super().loss(*given)[0], {}
+
+    config = ppo(target_kl=0.1)
+    own = Own(config, agent_of(config), SPEC, make_optimizer(config.optimizer), topology(1))
+    add(own, trajectory("ppo"))
+    with pytest.raises(ConfigError, match=r"target_kl is 0\.1, but Own\.loss has no log approx_kl"):
+        own.update(new_state(config), 0.0)
 
 
 @pytest.mark.slow

@@ -76,6 +76,35 @@ def test_a_learner_that_logs_what_is_in_the_row_already(where: str, tmp_path: Pa
     assert rows_of(tmp_path) == []
 
 
+def rewriting(where: str, change: Any) -> Any:
+    """An algorithm whose learner returns from the method ``where`` what ``change`` makes of it."""
+
+    class Own(VTraceLearner):
+        pass
+
+    method = getattr(VTraceLearner, where)
+    setattr(Own, where, lambda self, *args: change(method(self, *args)))
+    return dataclasses.replace(algorithms.VTRACE, make_learner=Own)
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "says"),
+    [
+        ("update", lambda made: (made[0], None), r"Own\.update returns .* the state and a dict"),
+        ("update", lambda made: (made[0], {"a": None}), "Own.update: 'a' in the logs is None"),
+        ("update", lambda made: (made[0], {"a": np.ones(3)}), r"'a' in the logs is float\d+\[3\]"),
+        ("update", lambda made: (made[0], {1: 0.0}), "has a log 1: a name must be a string"),
+        ("loss", lambda made: (made[0], {1: 0.0}), "has a log 1: a name must be a string"),
+        ("update", lambda made: (made[0], {"evaluation_x": 0.0}), "not begin with evaluation_"),
+        ("metrics", lambda made: {"evaluation_x": 0.0}, "not begin with evaluation_"),
+        ("metrics", lambda made: {"m": "x"}, "Own.metrics: 'm' in the logs is a str"),
+    ],
+)
+def test_logs_that_are_no_numbers_by_name_are_refused(where: str, change: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run(tiny(), algorithm=rewriting(where, change))
+
+
 def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
     def update(grads: Any, count: Any, params: Any = None) -> Any:
         step = jnp.where(count < 7, -1e-3, jnp.nan)
