@@ -70,6 +70,13 @@ def orbax_may_fail(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+@pytest.fixture(autouse=True, scope="module")
+def garbage_is_looked_for_in_what_is_new() -> None:
+    """jax alone has so many objects that to search them all takes up to a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def _started() -> set[threading.Thread]:
     # Dummies stand for the runtime's own threads, once these have called back into Python.
     dummy = threading._DummyThread
