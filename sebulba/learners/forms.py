@@ -48,6 +48,23 @@ def check_logs(learner: Learner, method: str, logs: Mapping[str, Any]) -> None:
         _check_scalar(learner, method, f"{name!r} in the logs", value)
 
 
+def check_histograms(learner: Learner, histograms: Mapping[str, Any]) -> None:
+    """Check that ``Learner.histograms`` has returned edges ``[N+1]`` and counts ``[N]`` by name.
+
+    Raises:
+      ConfigError: it has returned something else.
+    """
+    for name, value in histograms.items():
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        edges, counts = map(np.shape, value) if is_pair else ((), ())
+        if len(edges) != 1 or len(counts) != 1 or edges[0] != counts[0] + 1:
+            raise ConfigError(
+                f"{type(learner).__name__}.histograms: {name!r} is {_in_words(value)}; it must be "
+                "the N+1 edges and the N counts between them. Return a sebulba.Histogram, as "
+                "sebulba.Histogram(edges, counts)."
+            )
+
+
 def checked_loss(learner: Learner, result: Any) -> tuple[jax.Array, Logs]:
     """What ``loss`` has returned, if it is a scalar to differentiate and scalars to log.
 

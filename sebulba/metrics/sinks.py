@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sebulba.metrics import plot
 from sebulba.metrics.meter import Row
@@ -15,6 +15,7 @@ from sebulba.metrics.shown import METRICS, Axis
 from sebulba.validation import ConfigError
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Takes the rows of a run as they come; ``sebulba.train(config, sinks=[...])``.
 
@@ -29,6 +30,22 @@ class Sink(Protocol):
         """Take the end of the run, after its last row or its failure."""
 
 
+def checked_sinks(sinks: Iterable[Sink]) -> tuple[Sink, ...]:
+    """What ``sebulba.train`` was given as ``sinks``, if these are sinks.
+
+    Raises:
+      ConfigError: it is something else, such as one sink, or a class of sinks.
+    """
+    made = tuple(sinks) if isinstance(sinks, Iterable) else ()
+    is_list = isinstance(sinks, Iterable) and not isinstance(sinks, str)
+    if not is_list or any(isinstance(sink, type) or not isinstance(sink, Sink) for sink in made):
+        raise ConfigError(
+            f"sinks is {sinks!r}: it must be a list of objects with the methods write and close. "
+            "Pass sinks=[sebulba.CsvSink('rows.csv')], say."
+        )
+    return made
+
+
 class CsvSink:
     """Writes rows to a CSV file, one column for each metric.
 
@@ -39,10 +56,12 @@ class CsvSink:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path).expanduser()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._columns: list[str] = []
-        if self._path.exists():
-            with self._path.open(newline="") as file:
-                self._columns = next(csv.reader(file), [])
+        there = self._path.read_text() if self._path.exists() else ""
+        self._columns = next(csv.reader(there.splitlines()), [])
+        # What follows must not become a part of a line that a kill has cut short.
+        if there and not there.endswith("\n"):
+            with self._path.open("a", newline="") as file:
+                file.write("\r\n")
 
     def write(self, row: Row) -> None:
         """Append one row."""

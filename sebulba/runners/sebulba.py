@@ -13,7 +13,7 @@ import numpy as np
 
 from sebulba.devices import distributed
 from sebulba.inference import ParamsSlot
-from sebulba.learners.forms import check_logs, checked_pair
+from sebulba.learners.forms import check_histograms, check_logs, checked_pair
 from sebulba.metrics.meter import Meter, Row, joined
 from sebulba.rundir.checkpoint import DamagedError
 from sebulba.rundir.directory import RunDirectory, Start
@@ -361,7 +361,9 @@ class SebulbaRun:
         self._tell_news()
         histograms: dict[str, Histogram] = {}
         if distributed.is_primary():
-            histograms = {**self._meter.actions(), **self._learner.histograms()}
+            own = self._learner.histograms()
+            check_histograms(self._learner, own)
+            histograms = {**self._meter.actions(), **own}
         metrics = self._learner.metrics()
         check_logs(self._learner, "metrics", metrics)
         row = joined(

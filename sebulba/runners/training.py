@@ -19,7 +19,7 @@ from sebulba.learners import EpochLearner, Learner, TrajectoryLearner, make_opti
 from sebulba.metrics.meter import Row
 from sebulba.metrics.progress import Progress
 from sebulba.metrics.shown import METRICS, Axis
-from sebulba.metrics.sinks import Sink
+from sebulba.metrics.sinks import Sink, checked_sinks
 from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
@@ -128,6 +128,7 @@ def train(
       HostError: another host failed.
       Exception: the first failure of any thread, with a note that says where it came from.
     """
+    sinks = checked_sinks(sinks)
     memory.limit_heaps()
     cpu_threads.provide()
     algorithm = algorithm or algorithms.of(config)

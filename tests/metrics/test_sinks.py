@@ -14,7 +14,7 @@ import pytest
 from whole_runs import on, tiny, tiny_r2d2
 
 import sebulba
-from sebulba import algorithms
+from sebulba import ConfigError, algorithms
 from sebulba.learners import VTraceLearner
 from sebulba.metrics.meter import Row
 
@@ -84,6 +84,20 @@ def test_csv(tmp_path: Path) -> None:
     sink = sebulba.CsvSink(path)
     sink.write({"steps": 5, "own": 1.0})
     assert len(read(path)) == len(found) + 1 and read(path)[-1]["own"] == "1.0"
+
+
+def test_a_line_that_a_kill_cut_short_stays_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("steps,loss\n5,0.5\n10")
+    sebulba.CsvSink(path).write({"steps": 15, "loss": 0.25})
+    assert [row["steps"] for row in read(path)] == ["5", "10", "15"]
+
+
+@pytest.mark.parametrize("sinks", [Kept(), [Kept], ["rows.csv"]], ids=["one", "a class", "a name"])
+def test_what_is_no_list_of_sinks_is_refused_before_the_run(sinks: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sinks .*: it must be a list .*sinks=\["):
+        sebulba.train(tiny(out=tmp_path / "run"), topology=on(1), sinks=sinks, progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -105,6 +105,22 @@ def test_logs_that_are_no_numbers_by_name_are_refused(where: str, change: Any, s
         run(tiny(), algorithm=rewriting(where, change))
 
 
+@pytest.mark.parametrize(
+    ("histogram", "found"),
+    [
+        (sebulba.Histogram(np.arange(4.0), np.ones(4)), r"\(float\d+\[4\], float\d+\[4\]\)"),
+        (np.ones(4), r"float\d+\[4\]"),
+        (None, "None"),
+    ],
+)
+def test_a_histogram_has_one_edge_more_than_counts(
+    histogram: Any, found: str, tmp_path: Path
+) -> None:
+    own = rewriting("histograms", lambda made: {"mine": histogram})
+    with pytest.raises(ConfigError, match=rf"Own\.histograms: 'mine' is .*{found}.*N\+1.*N"):
+        run(tiny(out=tmp_path), algorithm=own)
+
+
 def test_a_diverged_run_ends_and_keeps_its_good_checkpoints(tmp_path: Path) -> None:
     def update(grads: Any, count: Any, params: Any = None) -> Any:
         step = jnp.where(count < 7, -1e-3, jnp.nan)
