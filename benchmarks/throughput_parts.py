@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from throughput_envs import Recorded, pool_settings, record, stepping
 
 import sebulba
 from sebulba import algorithms, envs
@@ -24,16 +25,13 @@ from sebulba.algorithms import Algorithm
 from sebulba.config import Config
 from sebulba.devices import placement
 from sebulba.devices.topology import Topology
-from sebulba.envs.base import cpu_cores
 from sebulba.inference import ActorProgram
 from sebulba.learners import make_optimizer
-from sebulba.runners.environments import default_make_env, env_threads
+from sebulba.runners.environments import default_make_env
 from sebulba.runtime.schedule import Schedule
 from sebulba.types import (
     Agent,
     ArrayTree,
-    DiscreteSpec,
-    Env,
     EnvSpec,
     MakeEnv,
     Params,
@@ -48,17 +46,11 @@ Part = dict[str, Measure]
 Work = Callable[[], tuple[float, ArrayTree]]
 """Some work: the agent steps that it stands for, and arrays that it may still be computing."""
 
-RECORDED = 256
-"""Timesteps of each environment that are recorded and replayed."""
 ROWS = 2
 """Of metrics in one measurement of training, at most: each of them waits for the devices."""
 TRIAL_SECONDS = 1.0
 """Of training, to see how long a turn takes."""
 NEVER = 2**31
-MOST_ENVIRONMENTS = 2048
-"""Of all pools of part a, which are there at once: an Atari game takes megabytes."""
-PoolSetting = tuple[int, int, int]
-"""Pools, environments of each, and threads of each."""
 
 
 class Setup(NamedTuple):
@@ -161,25 +153,6 @@ def environments(setup: Setup) -> Part:
     }
 
 
-def pool_settings(config: Config, lanes: int) -> list[PoolSetting]:
-    """As in training, which comes first, and others while there is room for their environments."""
-    cores = cpu_cores()
-    total = lanes * config.envs_per_actor
-    if config.env.startswith("sebulba/"):  # These are NumPy, and have no threads.
-        settings = [(lanes, config.envs_per_actor, 0)]
-        settings += [(1, total, 0), (1, 4 * total, 0), (1, 16 * total, 0)]
-    else:
-        settings = [(lanes, config.envs_per_actor, env_threads(config, lanes))]
-        settings += [(1, total, cores), (2, total, cores), (1, 4 * total, cores)]
-        settings += [(1, 4 * total, 1), (1, 16 * total, cores)]
-    chosen: list[PoolSetting] = []
-    for setting in settings:
-        made = sum(pools * size for pools, size, _ in [*chosen, setting])
-        if setting not in chosen and (not chosen or made <= MOST_ENVIRONMENTS):
-            chosen.append(setting)
-    return chosen
-
-
 def pool_measure(config: Config, pools: int, num_envs: int, threads: int) -> Measure:
     """``pools`` batches of ``num_envs`` environments, each stepped by a thread of its own."""
     made = [
@@ -196,63 +169,6 @@ def pool_measure(config: Config, pools: int, num_envs: int, threads: int) -> Mea
     works = [stepping(env) for env in made]
     rate(works, 0.0)
     return lambda seconds: {"steps_per_second": rate(works, seconds)}
-
-
-def stepping(env: Env) -> Work:
-    """Steps with random actions; the auto-reset ones are done, but not counted."""
-    actions = itertools.cycle(random_actions(env.spec, 64))
-    steps = max(1, 1024 // env.spec.num_envs)  # So many that our own loop costs nothing.
-    env.reset()
-
-    def work() -> tuple[float, ArrayTree]:
-        firsts = [env.step(next(actions)).first for _ in range(steps)]
-        return float(np.count_nonzero(~np.array(firsts))), ()
-
-    return work
-
-
-def random_actions(spec: EnvSpec, count: int) -> list[np.ndarray]:
-    """``count`` batches ``[B, ...]``."""
-    rng = np.random.default_rng(0)
-    action = spec.action
-    if isinstance(action, DiscreteSpec):
-        shape = (count, spec.num_envs)
-        return list(rng.integers(action.num_actions, size=shape, dtype=np.int32))
-    shape = (count, spec.num_envs, *action.low.shape)
-    return list(rng.uniform(action.low, action.high, shape).astype(np.float32))
-
-
-def record(make_env: MakeEnv, config: Config) -> tuple[EnvSpec, list[Timestep]]:
-    """The spec of one actor's environments, and their timesteps with random actions."""
-    env = make_env(config.envs_per_actor, config.seed)
-    try:
-        timesteps = [env.reset()]
-        timesteps += [env.step(action) for action in random_actions(env.spec, RECORDED - 1)]
-        return env.spec, timesteps
-    finally:
-        env.close()
-
-
-class Recorded:
-    """Recorded timesteps again and again, whatever the actions: it costs nothing."""
-
-    def __init__(self, spec: EnvSpec, timesteps: list[Timestep]) -> None:
-        self.spec = spec
-        self._timesteps = timesteps
-        self._next = itertools.cycle(timesteps)
-
-    def copy(self) -> Recorded:
-        """The same from its start, for another actor; the arrays are shared."""
-        return Recorded(self.spec, self._timesteps)
-
-    def reset(self) -> Timestep:
-        return next(self._next)
-
-    def step(self, action: np.ndarray) -> Timestep:
-        return next(self._next)
-
-    def close(self) -> None:
-        pass
 
 
 # (b) Acting.

@@ -72,13 +72,13 @@ def test_the_settings_that_stand_for_a_part(platform: str, acting: str, load: Lo
 def test_pools_are_as_in_training_and_not_too_many(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = load("throughput_parts")
-    for module in (parts, environments):
+    pools = load("throughput_envs")
+    for module in (pools, environments):
         monkeypatch.setattr(module, "cpu_cores", lambda: 16)
 
     def settings(size: int, lanes: int, env: str = "Pong-v5") -> list[tuple[int, int, int]]:
         config = dataclasses.replace(presets.get("vtrace-catch"), env=env, envs_per_actor=size)
-        found: list[tuple[int, int, int]] = parts.pool_settings(config, lanes)
+        found: list[tuple[int, int, int]] = pools.pool_settings(config, lanes)
         return found
 
     assert len(settings(16, 2)) == 6 and settings(16, 2)[0] == (2, 16, 8)
