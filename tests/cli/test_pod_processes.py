@@ -147,6 +147,7 @@ def end_of(process: subprocess.Popen[str], pids: Sequence[int]) -> tuple[float, 
             "a0-l1",
         ),
     ],
+    ids=["vtrace", "r2d2"],
 )
 def test_two_hosts_learn_catch(
     tmp_path: Path, preset: str, options: str, devices_per_host: int, layout: str
