@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from sebulba.metrics import plot
 from sebulba.metrics.meter import Row
@@ -15,7 +15,6 @@ from sebulba.metrics.shown import METRICS, Axis
 from sebulba.validation import ConfigError
 
 
-@runtime_checkable
 class Sink(Protocol):
     """Takes the rows of a run as they come; ``sebulba.train(config, sinks=[...])``.
 
@@ -36,14 +35,18 @@ def checked_sinks(sinks: Iterable[Sink]) -> tuple[Sink, ...]:
     Raises:
       ConfigError: it is something else, such as one sink, or a class of sinks.
     """
-    made = tuple(sinks) if isinstance(sinks, Iterable) else ()
-    is_list = isinstance(sinks, Iterable) and not isinstance(sinks, str)
-    if not is_list or any(isinstance(sink, type) or not isinstance(sink, Sink) for sink in made):
+    made = tuple(sinks) if isinstance(sinks, Iterable) else (None,)
+    if not all(map(_is_sink, made)):
         raise ConfigError(
             f"sinks is {sinks!r}: it must be a list of objects with the methods write and close. "
             "Pass sinks=[sebulba.CsvSink('rows.csv')], say."
         )
     return made
+
+
+def _is_sink(found: Any) -> bool:
+    methods = (getattr(found, name, None) for name in ("write", "close"))
+    return not isinstance(found, type) and all(map(callable, methods))
 
 
 class CsvSink:
