@@ -15,7 +15,7 @@ from sebulba.version import __version__
 
 if TYPE_CHECKING:
     from sebulba import algorithms, envs, inference, learners, losses, presets
-    from sebulba.agents import distributions, networks
+    from sebulba.agents import distributions, networks, torsos
     from sebulba.agents.reference import Behavior, PolicyAgent, PolicyValue, QAgent
     from sebulba.algorithms import Algorithm
     from sebulba.config import (
@@ -128,6 +128,7 @@ __all__ = [
     "presets",
     "read_metrics",
     "record",
+    "torsos",
     "train",
 ]
 
@@ -197,6 +198,7 @@ _MODULES = {
     "presets": "sebulba.presets",
     "read_metrics": "sebulba.metrics.writer",
     "record": "sebulba.runners.video",
+    "torsos": "sebulba.agents.torsos",
     "train": "sebulba.runners.training",
 }
 _SUBMODULES = {name for name, module in _MODULES.items() if module.endswith(f".{name}")}

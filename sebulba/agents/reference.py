@@ -14,7 +14,7 @@ import numpy as np
 
 from sebulba.agents import networks, normalization
 from sebulba.agents.distributions import DiagonalGaussian, Distribution
-from sebulba.agents.networks import is_image
+from sebulba.agents.torsos import is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
 from sebulba.envs.previous_action import check_action, has_action

@@ -24,7 +24,7 @@ from network_parts import (
 
 from sebulba import ConfigError, NetworkConfig, PolicyAgent, VTraceConfig, algorithms
 from sebulba.agents import distributions, reference
-from sebulba.agents.networks import _torso
+from sebulba.agents.torsos import torso as make_torso
 from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -46,7 +46,7 @@ def test_pixels_are_scaled_and_stacked_frames_are_channels() -> None:
 
 def test_moving_pixels_stay_visible_in_the_features() -> None:
     """With half the variance, every second layer would shrink them by half."""
-    torso = _torso(NetworkConfig(torso="shallow", hidden_sizes=(128,)), FLOAT)
+    torso = make_torso(NetworkConfig(torso="shallow", hidden_sizes=(128,)), FLOAT)
     images = jnp.zeros((1, 36, 40, 4), jnp.uint8)
     params = jax.jit(torso.init)(jax.random.key(0), images)["params"]
     assert len(params) == 4
@@ -89,7 +89,7 @@ def test_only_bytes_are_normalized() -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_convolutions_of_any_image_are_done_in_the_given_type(dtype: Any) -> None:
     config = NetworkConfig(torso="small", hidden_sizes=(8,), dtype="bfloat16")
-    torso = _torso(config, jnp.dtype("bfloat16"))
+    torso = make_torso(config, jnp.dtype("bfloat16"))
     images = jnp.zeros((2, 42, 42, 3), dtype)
     params = jax.eval_shape(torso.init, jax.random.key(0), images)
     _, seen = jax.eval_shape(partial(torso.apply, capture_intermediates=True), params, images)
