@@ -15,14 +15,12 @@ from pathlib import Path
 
 # Read once, when jax is first used: before any test module imports it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What is compiled runs for moments here: to optimize it less takes less time in all. In jax 0.10,
-# XLA's older way to compile fused operations takes a third less again; since 0.11.1 it refuses the
-# option. Processes that tests start compile as users do.
+# In jax 0.10, XLA's older way to compile fused operations takes a third less; since 0.11.1 it
+# refuses the option.
 os.environ["XLA_FLAGS"] = " ".join(
     (
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
         "--xla_cpu_use_fusion_emitters=false" if version("jax").startswith("0.10.") else "",
     )
 )
@@ -33,7 +31,12 @@ os.environ.setdefault(
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import jax
 import pytest
+
+# What is compiled runs for moments here: to optimize it less takes less time in all. Processes that
+# tests start compile as users do.
+jax.config.update("jax_disable_most_optimizations", True)
 
 # nohup has the one ignored, and a shell the other in what it starts in the background: trainings
 # then leave them so, and so do the processes that tests start.
@@ -75,6 +78,14 @@ def garbage_is_looked_for_in_what_is_new() -> None:
     """jax alone has so many objects that to search them all takes up to a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def compiled_as_for_users() -> Iterator[None]:
+    """For minutes of training with an LSTM, which then take half as long."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def _started() -> set[threading.Thread]:

@@ -300,6 +300,7 @@ def test_environments_without_a_name_cannot_be_remote(address: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_as_for_users")
 @pytest.mark.parametrize(
     ("preset", "total_steps"),
     [("vtrace-catch", 200_000), ("ppo-cartpole", 200_000), ("r2d2-catch", 400_000)],

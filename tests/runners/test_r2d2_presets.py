@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from command_line import in_a_shell
-from whole_runs import on, rows_of
+from whole_runs import on
 
 import sebulba
 from sebulba import presets
@@ -17,7 +14,7 @@ from sebulba.agents.reference import QAgent
 from sebulba.runners.environments import default_make_env, probe
 from sebulba.types import Timestep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_as_for_users")]
 
 
 class ForgetfulAgent(QAgent):
@@ -67,15 +64,8 @@ def test_memory_is_not_learned_without_the_recurrent_state() -> None:
     assert abs(evaluated(result.config, result.params, ForgetfulAgent)) <= 0.4
 
 
-def test_cartpole(tmp_path: Path) -> None:
-    """The actors' returns, exploring ones included, reach 475; the policy alone keeps it.
-
-    In a process of its own, as users train: what the tests compile is optimized less, and a
-    training of minutes takes longer with that.
-    """
-    run = tmp_path / "run"
-    code, _, errors = in_a_shell(f"train r2d2-cartpole --out {run}", timeout=700)
-    assert code == 0, errors
-    assert max(row["episode_return_mean_100"] or 0 for row in rows_of(run)) >= 475
-    _, output, errors = in_a_shell(f"eval {run} --episodes 100 --json")
-    assert json.loads(output)["mean"] >= 475, errors
+def test_cartpole() -> None:
+    """The actors' returns, exploring ones included, reach 475; the policy alone keeps it."""
+    result = train("r2d2-cartpole")
+    assert max(row["episode_return_mean_100"] or 0 for row in result.metrics) >= 475
+    assert evaluated(result.config, result.params) >= 475
