@@ -166,7 +166,7 @@ MEMORY = dataclasses.replace(
 PRESETS: tuple[tuple[Config, str], ...] = (
     (CATCH, "Catch on a 10 x 5 board, in NumPy: solved in seconds."),
     (CARTPOLE, "CartPole-v1: returns of 490 to 500 in under a minute on two CPU cores."),
-    (PENDULUM, "Pendulum-v1, continuous control: returns of -200 in a minute on two CPU cores."),
+    (PENDULUM, "Pendulum-v1, continuous control: returns of -200 in minutes on two CPU cores."),
     (MINIGRID, "MiniGrid: the key, the door and the goal of DoorKey-5x5 in about a minute."),
     (GENERIC, "Whatever has no preset of its own and shows no images: Acrobot-v1, for example."),
     (FOOTBALL, "Google Research Football: nearly every game of academy_empty_goal_close is won."),
