@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sebulba import envs
 from sebulba.config import Config
 from sebulba.remote.settings import Listen
@@ -28,18 +30,16 @@ def make(
       agent: of the user's own, if any.
 
     Raises:
-      ConfigError: there are remote lanes and no address, or the other way round; an env-host cannot
-        make these environments; or what is asked of env-hosts is not enough.
+      ConfigError: there are remote lanes and no address, or options for such lanes and none of
+        them; an env-host cannot make these environments; or what is asked of env-hosts is not
+        enough.
     """
-    address = listen.listen if listen else None
+    listen = listen or Listen()
     if not config.remote_lanes:
-        if address is not None:
-            raise ConfigError(
-                f"listen is {address!r}, and remote_lanes is 0: nobody could connect. Set "
-                "remote_lanes too, on the command line with --remote-lanes, or neither."
-            )
+        _refuse_all_but_defaults(listen)
         return None
-    if listen is None or address is None:
+    address = listen.listen
+    if address is None:
         raise ConfigError(
             f"remote_lanes is {config.remote_lanes}, and there is no address to connect to. Set "
             "listen to HOST:PORT, on the command line with --listen HOST:PORT, or remote_lanes to "
@@ -71,6 +71,16 @@ def make(
         return environments.with_last_action(config, listener.make_env(lane), agent)
 
     return Remote(listener, make_env, listen.min_lanes)
+
+
+def _refuse_all_but_defaults(listen: Listen) -> None:
+    for field in dataclasses.fields(listen):
+        value = getattr(listen, field.name)
+        if value != field.default:
+            raise ConfigError(
+                f"{field.name} is {value!r}, and remote_lanes is 0: nobody could connect. Set "
+                "remote_lanes too, on the command line with --remote-lanes, or neither."
+            )
 
 
 def _check(config: Config, listen: Listen) -> None:

@@ -273,6 +273,8 @@ def test_learning_starts_with_as_many_lanes_as_are_asked_for(
         ({"remote_lanes": 1}, Listen(), "no address .* Set listen to HOST:PORT, on the command"),
         ({"remote_lanes": 1}, None, "remote_lanes is 1, and there is no address"),
         ({}, Listen(listen="127.0.0.1:1"), "nobody could connect. Set remote_lanes too, on"),
+        ({}, Listen(min_lanes=2), "min_lanes is 2, and remote_lanes is 0"),
+        ({}, Listen(insecure=True), "insecure is True, and remote_lanes is 0"),
         ({"remote_lanes": 1}, Listen(listen="0.0.0.0:1"), "needs a certificate and a token"),
         ({"remote_lanes": 1}, Listen(listen="port"), "must be HOST:PORT"),
         (
