@@ -25,7 +25,7 @@ def describe(name: str | None = None, wait_seconds: int = 0) -> dict[str, Any] |
     try:
         from cloud_tpu_client import Client  # type: ignore[import-not-found]
     except ImportError:
-        return "not asked: cloud-tpu-client is not installed (pip install 'sebulba[cloud]')"
+        return "not asked: cloud-tpu-client is not installed (pip install -e '.[cloud]' in a clone)"
     try:
         client = Client(tpu=name)
         if wait_seconds:

@@ -189,7 +189,8 @@ def preset_list() -> str:
 SAY_NOT = {
     "environments": "python benchmarks/environments.py",
     "hosts": "python benchmarks/hosts.py --hosts 1 2 4 8 16 32",
-    "memory": "python benchmarks/memory.py vtrace-catch r2d2-catch --minutes 31",
+    "memory": "python benchmarks/memory.py vtrace-catch r2d2-catch --minutes 31 "
+    "-- --evaluation.interval 300000 --evaluation.episodes 20",
     "replay": "python benchmarks/replay.py",
     "replay_soak": "python benchmarks/replay.py --soak 600",
     "scaling": "python benchmarks/scaling.py --devices 1 2 3 --processes 1 2",

@@ -57,7 +57,7 @@ class NetworkConfig(Fields):
     core: Literal["none", "lstm"] = "none"
     """lstm: an LSTM that also takes the last action and reward as inputs."""
     core_size: Count = 256
-    """Units of the LSTM."""
+    """Units of the LSTM, and with R2D2 of the hidden layer in each of its two heads."""
     frame_stack: Count = 1
     """How many of the last frames the network sees. They are stacked on the device, and cleared at
     the start of an episode."""
@@ -157,7 +157,8 @@ class Config(Fields):
     envs_per_actor: Count = 32
     """B: environments that one actor steps together."""
     env_threads: NotNegativeInt = 0
-    """EnvPool threads of each actor. 0: the host's CPU cores are divided among its actors."""
+    """Threads of EnvPool or ale-py for each actor; other environments have none. 0: the host's CPU
+    cores are divided among its actors."""
     unroll_length: Count = 20
     """T: steps of one trajectory."""
     batch_size: Count = 32
@@ -172,8 +173,9 @@ class Config(Fields):
     of its environments. When there are more, the actor waits."""
     policy_lag: Literal["any", "0", "1"] = "any"
     """Which parameters a trajectory is made with. any: the newest when it starts; 0: those that the
-    learner has when it takes the trajectory; 1: those of one turn before, which is a round of
-    taking trajectories and learning. With 0 and 1, the data do not depend on timing."""
+    learner has when it takes the trajectory; 1: those of one turn before (in a turn, the learner
+    takes trajectories, updates and publishes parameters). With 0 and 1, the data do not depend on
+    timing."""
     log_every: Count = 50
     """Turns between two rows of metrics. In a turn, the learner takes trajectories and makes the
     updates that are due: one, but for R2D2."""

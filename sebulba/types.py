@@ -54,7 +54,7 @@ class ActorOutput(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """T actions in each of B environments, and the T + 1 timesteps around them.
+    """The trajectories of B environments: T actions in each, and the T + 1 timesteps around them.
 
     Attributes:
       timestep: ``[T+1, B, ...]``. The last timestep of one unroll is the first of the next.
@@ -81,11 +81,11 @@ class Histogram(NamedTuple):
 
 
 class Unroll(NamedTuple):
-    """One trajectory of one actor, on its way to the learner.
+    """The trajectories that an actor made at once, on their way to the learner.
 
     Attributes:
       lane: number of the actor on this host.
-      shards: the trajectory cut along B into equal parts, one on each of this host's learner
+      shards: the trajectories cut along B into equal parts, one on each of this host's learner
         devices, in the order of the devices.
       version: number of turns that the learner had completed when it published the parameters
         that acted.

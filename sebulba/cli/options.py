@@ -107,7 +107,9 @@ def preset(words: Sequence[str], command: str, description: str | None) -> Confi
 
     if not words or words[0] in _HELP:
         choices = {name: text for name, (_, text) in presets.PRESETS.items()}
-        every = f"sebulba {command} PRESET --help lists every option, with the preset's values."
+        every = "sebulba train PRESET --help lists every option, with the preset's values."
+        if command != "train":
+            every = f"sebulba {command} PRESET --help lists the options of {command}, and {every}"
         choose(
             choices,
             words,

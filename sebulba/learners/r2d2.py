@@ -64,8 +64,8 @@ class R2D2Config(Config):
     reward_clip: Limit = None
     """Rewards are clipped to +- this for learning; the paper rescales values instead."""
     epsilon_base: Share = 0.4
-    """eps_i = base^(1 + alpha i / (N - 1)) over all N environments of all hosts (Horgan et al.
-    2018, "Ape-X", section 4.1)."""
+    """Share of random actions in the environment that explores most. Of all N on all hosts,
+    environment i has base^(1 + alpha i / (N - 1)) (Horgan et al. 2018, "Ape-X", section 4.1)."""
     epsilon_alpha: Positive = 7.0
     """alpha in the formula of epsilon_base."""
     evaluation_epsilon: Share = 0.001
