@@ -61,7 +61,7 @@ def test_it_says_why_it_cannot_ask(installed: None, monkeypatch: pytest.MonkeyPa
     assert "TPU_NAME is not set" in load().describe()
     assert "Could not lookup" in load().describe("nowhere")
     monkeypatch.setitem(sys.modules, "cloud_tpu_client", None)
-    assert "pip install 'sebulba[cloud]'" in load().describe("mine")
+    assert "pip install -e '.[cloud]' in a clone" in load().describe("mine")
 
 
 def test_what_is_recorded(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
