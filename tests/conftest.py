@@ -24,6 +24,9 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_use_fusion_emitters=false" if version("jax").startswith("0.10.") else "",
     )
 )
+# What is compiled runs for moments, here and in the processes that tests start: to optimize it less
+# takes less time in all.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # The same small programs are compiled again and again, within one run of the tests and between.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax")
@@ -33,10 +36,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import pytest
-
-# What is compiled runs for moments here: to optimize it less takes less time in all. Processes that
-# tests start compile as users do.
-jax.config.update("jax_disable_most_optimizations", True)
 
 # nohup has the one ignored, and a shell the other in what it starts in the background: trainings
 # then leave them so, and so do the processes that tests start.
@@ -81,8 +80,9 @@ def garbage_is_looked_for_in_what_is_new() -> None:
 
 
 @pytest.fixture
-def compiled_as_for_users() -> Iterator[None]:
-    """For minutes of training with an LSTM, which then take half as long."""
+def compiled_as_for_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For minutes of training: with an LSTM, they take half as long then."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)

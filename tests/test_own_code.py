@@ -115,6 +115,7 @@ def test_an_own_recurrent_agent_keeps_the_rules() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_as_for_users")
 @pytest.mark.parametrize("name", ["own_ppo", "own_recurrent_agent"])
 def test_an_own_ppo_and_an_own_recurrent_agent_learn(name: str) -> None:
     mean = importlib.import_module(name).main()

@@ -135,6 +135,7 @@ def end_of(process: subprocess.Popen[str], pids: Sequence[int]) -> tuple[float, 
 
 
 @slow
+@pytest.mark.usefixtures("compiled_as_for_users")
 @pytest.mark.parametrize(
     ("preset", "options", "devices_per_host", "layout"),
     [
