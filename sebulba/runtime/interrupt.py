@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -85,11 +86,15 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _hear(self, numbers: socket.socket) -> None:
+        # By its own ears, since the handler may have noted a signal long before it is heard here.
+        heard_at = math.inf
         while heard := numbers.recv(1):
             number = heard[0]
             if number not in self._before:
                 continue
-            is_second = self.signal is not None and time.monotonic() - self.at > TWICE_SECONDS
+            now = time.monotonic()
+            is_second = now - heard_at > TWICE_SECONDS
+            heard_at = min(heard_at, now)
             self._note(number)
             if is_second and self._end is not None and may_end(number):
                 self._end()

@@ -141,7 +141,8 @@ class Watchdog:
         self._hosts = hosts or Alone()
         self._ended = threading.Event()
         self._bytes = _bytes_moved()
-        self._bytes_at = 0.0
+        # When bytes of files moved last: on any host, and on this one.
+        self._bytes_at = self._own_bytes_at = -math.inf
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Watchdog]:
@@ -180,12 +181,12 @@ class Watchdog:
         now = time.monotonic()
         number = self._interrupt.signal
         if number is not None and may_end(number):
-            moved = max(self.activities.learner.since, self._bytes_at)
-            if now - max(moved, self._interrupt.at) > self._grace_seconds:
+            moved = max(self.activities.learner.since, self._bytes_at, self._interrupt.at)
+            if now - moved > self._grace_seconds and not self._do_others_move_files():
                 self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
             return
         still, limit = now - self._moved(), self._stall_seconds
-        if not limit or still <= limit:
+        if not limit or still <= limit or self._do_others_move_files():
             return
         # Asked for last, since all hosts must be asked for it. That takes time, in which the run
         # may move again.
@@ -201,10 +202,23 @@ class Watchdog:
     def _notice_files(self) -> None:
         before, self._bytes = self._bytes, _bytes_moved()
         if self.activities.learner.files and self._bytes - before > _MOVED_BYTES:
-            self._bytes_at = time.monotonic()
+            self._bytes_at = self._own_bytes_at = time.monotonic()
+
+    def _do_others_move_files(self) -> bool:
+        """Whether another host reads or writes files, for which this one may have to wait.
+
+        That host notices if they stand still, so it counts as if they were files of this one.
+        """
+        if _FILES not in self._hosts.heard().values():
+            return False
+        self._bytes_at = time.monotonic()
+        return True
 
     def _say(self) -> str:
         """What this host tells the others."""
+        has_moved = time.monotonic() - self._own_bytes_at < self._grace_seconds
+        if self.activities.learner.files and has_moved:
+            return _FILES
         if self.activities.learner.seconds() > _COMPILE_SECONDS and _is_compiling():
             return _COMPILES
         if self.activities.learner.waits_for == EVALUATION:
@@ -265,6 +279,7 @@ class Watchdog:
 
 _COMPILES = "compiling"
 _EVALUATES = "waiting for its evaluation"
+_FILES = "reading or writing files"
 _STOPS = "asked to stop"
 _COMPILE_SECONDS = 5.0
 """Compilations that take less hold nobody up."""

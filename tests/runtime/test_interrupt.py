@@ -59,6 +59,17 @@ def test_a_second_signal_ends_but_not_one_that_comes_with_the_first(
         assert ended.wait(10)
 
 
+def test_a_signal_that_is_heard_late_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TWICE_SECONDS", 0.05)
+    ended = threading.Event()
+    with Interrupt(ended.set).listen():
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(10_000_000))  # Lets no other thread run meanwhile.
+        assert not ended.wait(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.wait(10)
+
+
 def test_ctrl_c_does_not_end_an_interactive_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TWICE_SECONDS", 0.0)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)

@@ -15,7 +15,7 @@ from paths import ROOT
 from sebulba.runtime import watchdog as module
 from sebulba.runtime.activity import EVALUATION, OTHERS, Activities
 from sebulba.runtime.interrupt import Interrupt
-from sebulba.runtime.watchdog import Alone, HostError, Watchdog, exit_code
+from sebulba.runtime.watchdog import Alone, HostError, StallError, Watchdog, exit_code
 
 
 class Hosts(Alone):
@@ -184,6 +184,40 @@ def test_writing_may_take_as_long_as_bytes_are_written(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert dog.error is None
         error_of(dog)
+
+
+@pytest.mark.parametrize("is_asked_to_stop", [False, True])
+def test_hosts_wait_for_one_that_moves_files(
+    is_asked_to_stop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those do that are through with their parts of a checkpoint."""
+    writing = Hosts({})
+    dog = Watchdog(0, 0.2, Interrupt(), writing)
+    dog.activities.learner.set("writing a checkpoint", waits_for=OTHERS, files=True)
+    with dog.watch(), (tmp_path / "file").open("wb", buffering=0) as file:
+        for _ in range(10):
+            file.write(bytes(1 << 18))
+            time.sleep(0.02)
+        said = writing.told[-1]
+        time.sleep(0.5)
+    assert said == "reading or writing files" and writing.told[-1] == OTHERS
+
+    ended: list[int] = []
+    monkeypatch.setattr(module.os, "_exit", ended.append)
+    interrupt, hosts = Interrupt(), Hosts({0: said})
+    if is_asked_to_stop:
+        interrupt.signal, interrupt.at = signal.SIGTERM, time.monotonic()
+    waiting = Watchdog(0.2, 0.2, interrupt, hosts)
+    waiting.activities.learner.set("writing a checkpoint", waits_for=OTHERS, files=True)
+    with waiting.watch():
+        time.sleep(1)
+        assert waiting.error is None and not ended
+        hosts.said = {0: "the learner has been writing a checkpoint for 9 s"}
+        deadline = time.monotonic() + 10
+        while waiting.error is None and not ended:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert (ended[:1] == [130]) if is_asked_to_stop else isinstance(waiting.error, StallError)
 
 
 @pytest.mark.slow
