@@ -104,6 +104,7 @@ class HostReplay:
         self.inserted = 0
         self.learned_from = 0
         self.trained = 0
+        self._unrolls = 0
         self._samples = 0
         self._snapshot: snapshot.Snapshot | None = None
 
@@ -178,6 +179,7 @@ class HostReplay:
         for unroll in unrolls:
             lane = unroll.lane
             completed += self._completes()
+            self._unrolls += 1
             pairs = zip(self._shards, unroll.shards, strict=True)
             for number, (shard, part) in enumerate(pairs):
                 # The snapshot that is being written may still need what this insert overwrites.
@@ -297,8 +299,11 @@ class HostReplay:
                 "starts empty"
             )
         found.fill(self._shards)
-        counts = distributed.gather(found.counts).min(axis=0)
-        self.inserted, self.learned_from, self.trained, self._samples = counts.tolist()
+        own = [*found.counts, self._shards[0].unrolls]
+        counts = distributed.gather(np.array(own)).min(axis=0)
+        (self.inserted, self.learned_from, self.trained, self._samples, self._unrolls) = (
+            counts.tolist()
+        )
         for shard in self._shards:
             # Of another batch size, after a change of options.
             if shard.drawn and len(shard.drawn.indices) != self._batch_size // len(self._shards):
@@ -314,7 +319,7 @@ class HostReplay:
         Where lanes are lost or taken from out of order, it completes none, or those of others do
         so sooner. Counted are those of lanes that take turns, since all hosts must count the same.
         """
-        filled = self._shards[0].unrolls >= self._geometry.span * self._geometry.lanes
+        filled = self._unrolls >= self._geometry.span * self._geometry.lanes
         return self._geometry.num_envs * len(self._shards) if filled else 0
 
     def _updates(self) -> int:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from sebulba.learners.replay import snapshot
 from sebulba.learners.replay.shard import ReplayShard
 
+Shape = tuple[int, ...]
 _READ_BYTES = 1 << 20
 _DAMAGE = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, SyntaxError),
@@ -31,21 +35,28 @@ class Saved:
       turn: its name, the number of turns behind it.
       counts: those that were given to ``Snapshot``.
       states: of each shard, what ``ReplayShard.state`` returned.
-      unrolls: of each shard, an array ``[unrolls, ...]`` for each leaf, mapped from its file.
+      unrolls: of each shard, the file of each leaf, an array ``[unrolls, ...]``.
     """
 
     turn: int
     counts: np.ndarray
     states: list[dict[str, np.ndarray]]
-    unrolls: list[list[np.ndarray]]
+    unrolls: list[list[Path]]
 
     def fill(self, shards: Sequence[ReplayShard]) -> None:
         """Fill empty shards."""
-        for shard, state, leaves in zip(shards, self.states, self.unrolls, strict=True):
+        for shard, state, paths in zip(shards, self.states, self.unrolls, strict=True):
             shard.load_state(state)
-            # Now ``used`` lists the places of the saved shard, in the order of its files.
-            for index, (lane, slot) in enumerate(shard.used()):
-                shard.storage.load(lane, slot, [leaf[index] for leaf in leaves])
+            with contextlib.ExitStack() as stack:
+                files = [stack.enter_context(path.open("rb")) for path in paths]
+                headers = [_read_header(file) for file in files]
+                # Now ``used`` lists the places of the saved shard, in the order of its files.
+                for lane, slot in shard.used():
+                    blocks = [
+                        _read_block(file, shape[1:], dtype)
+                        for file, (shape, dtype) in zip(files, headers, strict=True)
+                    ]
+                    shard.storage.load(lane, slot, blocks)
 
 
 def newest(path: Path, shards: Sequence[ReplayShard]) -> Saved | None:
@@ -74,13 +85,13 @@ def _read(turn: int, path: Path, shards: Sequence[ReplayShard]) -> Saved:
         count = int(np.minimum(state["unrolls"], shard.geometry.slots).sum())
         blocks = shard.storage.blocks(0, 0) if count else []
         files = [snapshot.unrolls_file(path, number, leaf) for leaf in range(len(blocks))]
-        leaves = [np.load(file, mmap_mode="r") for file in files]
-        for file, leaf, block in zip(files, leaves, blocks, strict=True):
-            _check_same(leaf, (count, *block.shape), block.dtype)
-            if _checksum(file) != index["checksums"][file.name]:
-                raise ValueError(f"{file} is not what was written")
+        for path_of_leaf, block in zip(files, blocks, strict=True):
+            with path_of_leaf.open("rb") as file:
+                _check_same(*_read_header(file), (count, *block.shape), block.dtype)
+                if _checksum(file) != index["checksums"][path_of_leaf.name]:
+                    raise ValueError(f"{path_of_leaf} is not what was written")
         states.append(state)
-        unrolls.append(leaves)
+        unrolls.append(files)
     return Saved(turn, np.array(index["counts"]), states, unrolls)
 
 
@@ -93,22 +104,32 @@ def _state(file: Path, shard: ReplayShard, checksums: dict[str, int]) -> dict[st
     if not np.array_equal(state.pop("geometry"), shard.geometry):
         raise ValueError("another geometry")
     for name, array in shard.state().items():
-        _check_same(state[name], array.shape, array.dtype)
+        _check_same(state[name].shape, state[name].dtype, array.shape, array.dtype)
     return state
 
 
-def _check_same(array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"{array.dtype}{array.shape} is not {dtype}{shape}")
+def _check_same(shape: Shape, dtype: np.dtype, right_shape: Shape, right_dtype: np.dtype) -> None:
+    if (shape, dtype) != (right_shape, right_dtype):
+        raise ValueError(f"{dtype}{shape} is not {right_dtype}{right_shape}")
 
 
-def _checksum(path: Path) -> int:
-    """Of the numbers in a file of NumPy, without its header."""
+# Files are read, and not mapped to memory: the watchdog notices bytes that are read.
+
+
+def _read_header(file: BinaryIO) -> tuple[Shape, np.dtype]:
+    """The shape and the dtype of an array in a file of NumPy; its numbers can be read then."""
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return shape, dtype
+
+
+def _read_block(file: BinaryIO, shape: Shape, dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+
+
+def _checksum(file: BinaryIO) -> int:
+    """Of all that is left to read."""
     checksum = 0
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
-        # By reads, which the watchdog notices, and not through the file's mapping.
-        while data := file.read(_READ_BYTES):
-            checksum = zlib.crc32(data, checksum)
+    while data := file.read(_READ_BYTES):
+        checksum = zlib.crc32(data, checksum)
     return checksum

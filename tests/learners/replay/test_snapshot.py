@@ -326,8 +326,30 @@ def test_all_hosts_go_on_with_a_replay_or_none(
     again, note = fresh(-1)
     assert again.sizes() == [0, 0] and again.inserted == 0
     assert note is not None and "(host(s) [1]): it starts empty" in note
-    fewer = [replay.inserted - 4, replay.learned_from - 4, 3, 2]
+    fewer = [replay.inserted - 4, replay.learned_from - 4, 3, 2, 8]
     again, note = fresh(4, fewer)
     assert again.sizes() == replay.sizes()
     assert [again.inserted, again.learned_from, again.trained] == [*fewer[:2], 0]
     assert note == "the replay is that of turn(s) [4, 8], the checkpoint that of 8"
+
+
+def test_hosts_with_snapshots_of_different_turns_learn_in_the_same_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host was killed while it wrote the later snapshot; its earlier one has no sequence."""
+    own, turns = {}, {"early": 2, "late": 9}
+    for name, count in turns.items():
+        replay = new_replay()
+        Feed(0).into(replay, count)
+        replay.save(tmp_path / name / str(count))
+        replay.finish()
+        own[name] = [replay.inserted, replay.learned_from, replay.trained, replay._samples, count]
+    due = {}
+    for name, other in (("early", "late"), ("late", "early")):
+        answers = iter([turns[other], own[other]])
+        gather = lambda mine, its=answers: np.stack([mine, np.array(next(its))])  # noqa: E731
+        monkeypatch.setattr("sebulba.devices.distributed.gather", gather)
+        replay, feed = new_replay(), Feed(1)
+        assert replay.load(tmp_path / name / "9") is not None
+        due[name] = [feed.into(replay) for _ in range(12)]
+    assert due["early"] == due["late"] and sum(due["early"]) > 0
