@@ -151,10 +151,10 @@ class SebulbaRun:
 
     def interrupted(self) -> bool:
         """Whether the run ended because a host was asked to stop."""
-        # Of several hosts, one that is asked after the last turn has done as much as the others.
-        alone = self._topology.num_hosts == 1
-        is_complete = self._meter.steps >= self._config.total_steps
-        return self._stop or (alone and not is_complete and self._interrupt.signal is not None)
+        # All hosts know the same steps and, but for a host that is alone, the same requests.
+        if self._meter.steps >= self._config.total_steps:
+            return False
+        return self._stop or self._is_alone_and_asked()
 
     def _is_complete(self) -> bool:
         """Whether training that has ended has reached its end."""
@@ -188,16 +188,14 @@ class SebulbaRun:
 
     def _learn(self) -> None:
         config = self._config
-        while self._meter.steps < config.total_steps and not self._stop:
+        while self._meter.steps < config.total_steps and not self.interrupted():
             with self._meter.timed("queue_wait"):
                 unrolls = self._intake.take(self._turn, self._poll)
                 self._meter.add_unrolls(unrolls, self._turn)
             self._check_agent(unrolls[0])
-            try:
-                with self._meter.timed("update"):
-                    self._update(unrolls)
-            finally:
-                self._turn += 1  # Even if an interrupt ends the turn: its unrolls are used up.
+            with self._meter.timed("update"):
+                self._update(unrolls)
+            self._turn += 1
             with self._meter.timed("publish"):
                 self._publish()
             saves_now = self._turn % config.checkpoint.interval == 0
@@ -232,7 +230,9 @@ class SebulbaRun:
         """Make this turn's updates, in step with the other hosts.
 
         The results of one update are collected while the next one runs, so at most two are under
-        way. Waiting here also keeps Python from running far ahead of the devices.
+        way. Waiting here also keeps Python from running far ahead of the devices. The steps of a
+        turn are always known in the next, whatever else was collected meanwhile: learners may
+        depend on how many there were.
         """
         # On CPUs, the runtime may make this call wait for the other hosts.
         self._now.set("starting an update", waits_for=OTHERS)
@@ -240,13 +240,15 @@ class SebulbaRun:
         interrupted = self._interrupt.signal is not None
         count = count_turn(unrolls, interrupted, self._topology)
         self._pending.append((self._count_turn, count))
-        for _ in range(self._learner.add(unrolls)):
+        due = self._learner.add(unrolls)
+        for _ in range(due):
             made = self._learner.update(self._state, self._progress(self._meter.steps))
             self._state, logs = checked_pair(self._learner, "update", made, "state")
             self.updates += 1
             self._pending.append((self._meter.add_logs, logs))
             self._collect(under_way=1)
-        self._collect(under_way=1)
+        if not due:
+            self._collect(under_way=0)
 
     def _progress(self, steps: int) -> float:
         """What share of ``total_steps`` so many counted steps are: the same on all hosts."""
@@ -258,7 +260,7 @@ class SebulbaRun:
         self._stop = self._stop or bool(count.interrupts)
 
     def _finish(self) -> None:
-        self._collect(under_way=0)
+        self._collect(under_way=0, polls=False)
         if self._turn > self._logged_turn:
             self._log()
         if self._turn != self._saved_turn:
@@ -316,30 +318,39 @@ class SebulbaRun:
             self._directory.save_best(found.params, found.counts)
         return found.row
 
-    def _collect(self, under_way: int) -> None:
+    def _collect(self, under_way: int, polls: bool = True) -> None:
         """Wait for results of the devices, oldest first, until only ``under_way`` are to come.
 
         With 1, the devices have work while this host waits and starts the next turn. Results are
         collected by counting them, not by asking which have arrived, so that all hosts know the
         same number of steps at the same turn.
+
+        With ``polls``, a failure ends the wait; it must be without when the actors have ended.
         """
-        # With 0, for a row or a checkpoint, there is no polling: these are due after an interrupt
-        # too, when ``_poll`` would raise ShutDown.
         self._now.set("waiting for the results of an update", waits_for=OTHERS)
         while len(self._pending) > under_way:
             take_in, arrays = self._pending[0]
-            if under_way:
-                wait_until_ready(arrays, self._poll)
+            if polls:
+                wait_until_ready(arrays, self._poll_in_turn)
             self._pending.popleft()
             take_in(jax.device_get(arrays))
 
     def _poll(self) -> None:
+        """Called often while this thread waits between turns."""
+        self._poll_in_turn()
+        if self._is_alone_and_asked():
+            raise ShutDown
+
+    def _poll_in_turn(self) -> None:
+        """The same within a turn, all of whose updates are made, though a signal has come."""
         self._watchdog.check()
         self._tell_news()
-        # With several hosts, all must see the interrupt at the same turn (``_count_turn``).
-        alone = self._topology.num_hosts == 1
-        if self._queue.is_down() or (alone and self._interrupt.signal is not None):
+        if self._queue.is_down():
             raise ShutDown
+
+    def _is_alone_and_asked(self) -> bool:
+        """Whether the only host was asked to stop: of several, all must stop at the same turn."""
+        return self._topology.num_hosts == 1 and self._interrupt.signal is not None
 
     def _tell_news(self) -> None:
         for line in self._intake.news():

@@ -108,6 +108,25 @@ def test_updates_before_learning_starts_and_after() -> None:
     assert [row["update"] for row in result.metrics][:12] == [0] * 8 + [1, 1, 2, 2]
 
 
+def test_what_an_update_is_told_does_not_depend_on_when_rows_are_due() -> None:
+    """Updates are due in every other turn; the steps of the turns between them count too."""
+
+    def progress(log_every: int) -> list[float]:
+        told = []
+
+        class Told(R2D2Learner):
+            def update(self, state: Any, progress: float) -> Any:
+                told.append(progress)
+                return super().update(state, progress)
+
+        config = tiny(log_every=log_every, total_steps=1200, samples_per_insert=0.5)
+        train(config, algorithm=dataclasses.replace(algorithms.R2D2, make_learner=Told))
+        return told
+
+    told = progress(1)
+    assert len(told) > 5 and told == progress(100)
+
+
 @pytest.mark.parametrize("lag", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_runs_with_one_seed_are_bit_identical_whatever_the_timing(lag: str) -> None:
     def run(delays: int | None) -> sebulba.TrainResult:

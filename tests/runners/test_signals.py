@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny
+from whole_runs import HookedEnv, HookedEnvs, hooked_learner, on, rows_of, tiny, tiny_r2d2
 
 import sebulba
-from sebulba import VTraceConfig
+from sebulba import Config, algorithms
+from sebulba.metrics.meter import Meter
 from sebulba.rundir.checkpoint import Checkpointer
 from sebulba.rundir.reading import checkpoints_in
 from sebulba.runtime import threads
@@ -23,7 +25,7 @@ SECONDS = 20.0
 LONG = 100_000
 
 
-def run(config: VTraceConfig, **parts: Any) -> Any:
+def run(config: Config, **parts: Any) -> Any:
     parts.setdefault("make_env", HookedEnvs())
     return sebulba.train(config, topology=on(1), progress=False, **parts)
 
@@ -69,6 +71,44 @@ def test_signal_before_the_first_update(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tiny(out=tmp_path), make_env=HookedEnvs(on_reset=interrupt))
     assert run(tiny(out=tmp_path, resume=True)).updates > 0
+
+
+def test_a_turn_that_has_begun_makes_all_of_its_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay has counted them: no resumed run would make up for them."""
+    # As if no result were there when it is first asked for.
+    monkeypatch.setattr("sebulba.runners.sebulba.wait_until_ready", lambda arrays, poll: poll())
+
+    def send(update: int) -> None:
+        if update == 6:
+            signal.raise_signal(signal.SIGINT)
+
+    # Three updates a turn.
+    config = tiny_r2d2(total_steps=LONG, samples_per_insert=3, out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, algorithm=hooked_learner(send, algorithms.R2D2))
+    assert rows_of(tmp_path)[-1]["update"] == 9
+
+
+def test_a_signal_in_the_last_turn_interrupts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = run(tiny()).updates
+    add, calls = Meter.add_unrolls, itertools.count(1)
+
+    def add_unrolls(*args: Any) -> None:
+        if next(calls) == turns:
+            signal.raise_signal(signal.SIGINT)
+        add(*args)
+
+    monkeypatch.setattr(Meter, "add_unrolls", add_unrolls)
+    try:
+        result = run(tiny(out=tmp_path))
+    except KeyboardInterrupt:  # Which would end all tests.
+        pytest.fail("all steps are done and saved")
+    assert result.updates == turns
+    assert rows_of(tmp_path)[-1]["steps"] >= tiny().total_steps
 
 
 def test_stuck_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
