@@ -356,5 +356,9 @@ def _check_empty(directory: Path) -> None:
 def _write_atomically(path: Path, text: str) -> None:
     # A process that is killed meanwhile leaves the old file or the new one, never half of it.
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        # Nor an empty one after a power failure.
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -10,6 +10,9 @@ from sebulba.inference.actions import ActionCounter
 from sebulba.types import ActionSpec
 
 BOX = BoxSpec(np.array([-1, 0], np.float32), np.array([1, 2e30], np.float32))
+UNBOUNDED = BoxSpec(
+    np.array([-np.inf, 0, -np.inf], np.float32), np.array([np.inf, np.inf, -100], np.float32)
+)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +32,18 @@ BOX = BoxSpec(np.array([-1, 0], np.float32), np.array([1, 2e30], np.float32))
             [[-1, 0], [1.0000001, 2e30], [np.nan, 1.01e30]],
             {"action_0": {0: 1, 19: 1}, "action_1": {0: 1, 10: 1, 19: 1}},
         ),
+        # The ends are -10 and 10, 0 and 20, and -120 and -100.
+        (
+            UNBOUNDED,
+            [[0, 0, -np.inf], [-11, 19.5, -100], [np.inf, np.nan, -119.5]],
+            {
+                "action_0": {0: 1, 10: 1, 19: 1},
+                "action_1": {0: 1, 19: 1},
+                "action_2": {0: 2, 19: 1},
+            },
+        ),
     ],
-    ids=["discrete", "many", "several", "continuous"],
+    ids=["discrete", "many", "several", "continuous", "unbounded"],
 )
 def test_actions_are_counted_once(
     spec: ActionSpec, actions: list[object], expected: dict[str, dict[int, int]]
