@@ -113,10 +113,18 @@ def check_spec(spec: EnvSpec, num_envs: int | None = None) -> None:
     """
     if not isinstance(spec, EnvSpec):
         raise ConfigError(
-            f"the environment's spec is a {type(spec).__name__}: it must be an EnvSpec. Give the "
-            "environment a property that returns one."
+            f"the environment's spec is a {type(spec).__module__}.{type(spec).__name__}: it must "
+            "be a sebulba.EnvSpec. Give the environment a property that returns one; one of "
+            "Gymnasium becomes such an environment by sebulba.envs.GymnasiumEnv(make, num_envs, "
+            "seed)."
         )
-    for path, told in named_arrays(spec.observation):
+    observed = [] if spec.observation is None else named_arrays(spec.observation)
+    if not observed:
+        raise ConfigError(
+            f"the environment's observation is {spec.observation!r}, but it must have an array or "
+            "more; texts of Gymnasium and dm_env are left out. Observe something else too."
+        )
+    for path, told in observed:
         _check_array_spec(f"the environment's observation{path}", told)
     if not isinstance(spec.action, ActionSpec):
         raise ConfigError(

@@ -28,7 +28,8 @@ class GymnasiumEnv:
         function that returns a ``gymnasium.Env``; or a function ``make(num_envs=B)`` that returns a
         ``gymnasium.vector.VectorEnv``.
       num_envs: B, at least 1.
-      seed: at least 0. The seed of each environment is drawn from it.
+      seed: at least 0. The seed of each environment is drawn from it, or one for all of them where
+        a vector environment of your own makes them.
       options: keyword arguments of ``make``, such as ``max_episode_steps`` or ``frameskip``.
       processes: step each environment in a process of its own, with observations in shared memory.
         For slow environments: to send an action takes some 50 microseconds.
@@ -116,9 +117,15 @@ class _Batch:
         self._ended = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, seeds: list[int]) -> Timestep:
-        observation, _ = self.env.reset(seed=seeds)
+        observation, _ = self.env.reset(seed=seeds if self._takes_seeds() else seeds[0])
         self._ended = np.zeros(self.num_envs, np.bool_)
         return _first(observation, self.num_envs)
+
+    def _takes_seeds(self) -> bool:
+        """Whether it takes a seed for each environment; any ``VectorEnv`` takes one for all."""
+        from gymnasium import vector
+
+        return isinstance(self.env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
 
     def step(self, action: Array) -> Timestep:
         observation, reward, terminated, truncated, _ = self.env.step(action)

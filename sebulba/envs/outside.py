@@ -90,6 +90,7 @@ def _of_gymnasium(
 ) -> Env:
     from sebulba.envs.gymnasium import GymnasiumEnv
 
+    _find_modules_here()
     processes = bool(options.pop("processes", False))
     if interface == "gymnasium":
         return GymnasiumEnv(name, num_envs, seed, options, processes)
@@ -99,10 +100,9 @@ def _of_gymnasium(
 
 
 def _named(path: str) -> Callable[..., Any]:
-    """``module:name``, imported. Modules in the current directory are found too, as the last."""
+    """``module:name``, imported."""
     module, _, name = path.rpartition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    _find_modules_here()
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
@@ -111,3 +111,9 @@ def _named(path: str) -> Callable[..., Any]:
             "from the directory that holds the module, or install it."
         ) from error
     return found
+
+
+def _find_modules_here() -> None:
+    """Find modules in the current directory too, as the last."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())

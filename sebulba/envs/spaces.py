@@ -12,8 +12,15 @@ from sebulba.types import ActionSpec, ArraySpec, BoxSpec, DiscreteSpec, MultiDis
 Array = np.ndarray[Any, Any]
 
 
+_MOST_CHOICES = 1000
+"""Whole numbers from a range of at most so many are choices."""
+
+
 def action_spec(space: Any) -> ActionSpec:
     """The spec of the actions in ``space``.
+
+    In a Box of whole numbers, those of a small range are choices, and those of a large one are
+    numbers that are rounded.
 
     Raises:
       ValueError: it has no spec: it is unbounded, or of another kind than those below.
@@ -27,6 +34,9 @@ def action_spec(space: Any) -> ActionSpec:
             return MultiDiscreteSpec(tuple(map(int, space.nvec)))
         case spaces.MultiBinary() if len(space.shape) == 1:
             return MultiDiscreteSpec((2,) * space.shape[0])
+        case spaces.Box() if _has_choices(space):
+            sizes = tuple((np.int64(space.high) - np.int64(space.low) + 1).ravel().tolist())
+            return MultiDiscreteSpec(sizes) if space.shape else DiscreteSpec(*sizes)
         case spaces.Box() if np.isfinite([space.low, space.high]).all():
             return BoxSpec(space.low.astype(np.float32), space.high.astype(np.float32))
     raise ValueError(
@@ -43,7 +53,21 @@ def native_action(space: Any, action: Array) -> Array:
 
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         action = action + space.start
+    if isinstance(space, spaces.Box):
+        if _has_choices(space):
+            action = action + space.low
+        elif np.issubdtype(space.dtype, np.integer):
+            action = np.rint(np.asarray(action, np.float64))
+        # In float32, a bound of float64 may lie beyond itself.
+        return np.clip(action, space.low, space.high).astype(space.dtype, copy=False)
     return np.asarray(action).astype(space.dtype, copy=False)
+
+
+def _has_choices(box: Any) -> bool:
+    is_whole = np.issubdtype(box.dtype, np.integer) and len(box.shape) < 2
+    # As floats, of which no difference overflows.
+    ranges = np.float64(box.high) - np.float64(box.low)
+    return bool(is_whole and box.shape != (0,) and np.all(ranges < _MOST_CHOICES))
 
 
 def observation_spec(space: Any) -> Any:

@@ -64,7 +64,8 @@ class TrainedAgent:
             After ``reset``, one does in every environment.
 
         Returns:
-          for one environment, an int or an array; otherwise an array ``[B, ...]``.
+          for one environment, an int or an array; otherwise an array ``[B, ...]``. Choices count
+          from 0, as ``spec`` says: where those of a space of Gymnasium start elsewhere, add that.
 
         Raises:
           ValueError: the observation has other shapes than ``spec``, or is of another number of

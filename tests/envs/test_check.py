@@ -267,7 +267,9 @@ BROKEN: dict[type[Wrong], str] = {
     ManyNumbers: r"last observations of \d+% of the episodes look as after a reset",
     Exits: r"step 1 ends the process \(sys.exit\)",
     Tuples: "returned a tuple on reset: it must be a sebulba.Timestep",
-    NoSpec: "spec is a NoneType: it must be an EnvSpec",
+    NoSpec: "spec is a builtins.NoneType: it must be a sebulba.EnvSpec.*GymnasiumEnv",
+    with_spec(observation={}): "observation is {}, but it must have an array",
+    with_spec(observation=None): "observation is None, but it must have an array",
     with_spec(observation=ArraySpec(5, np.dtype(int))): "has shape 5: .* tuple",  # type: ignore[arg-type]
     with_spec(observation=ArraySpec((5,), "flot")): "is of dtype flot",  # type: ignore[arg-type]
     with_spec(action=DiscreteSpec(0)): "a whole number of actions, 1 or more",

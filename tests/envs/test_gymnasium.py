@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from sebulba.envs.gymnasium import GymnasiumEnv
-from sebulba.types import ArraySpec, DiscreteSpec, Env, MultiDiscreteSpec
+from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, Env, MultiDiscreteSpec
 
 
 class Counter(gymnasium.Env[Any, Any]):
@@ -151,6 +151,51 @@ def test_actions_without_a_spec_are_refused(space: Any) -> None:
 
     with pytest.raises(ValueError, match=r"the action space is .*TransformAction"):
         GymnasiumEnv(Other, 1, 0)
+
+
+FLOAT64 = spaces.Box(-0.1, 0.1, (1,), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("space", "spec", "ours", "native"),
+    [
+        (spaces.Box(-2, 2, (1,), np.int8), MultiDiscreteSpec((5,)), [[0], [4]], [[-2], [2]]),
+        (spaces.Box(3, 5, (), np.int32), DiscreteSpec(3), [0, 2], [3, 5]),
+        (spaces.Box(0, 255, (2,), np.uint8), MultiDiscreteSpec((256,) * 2), [[9, 255]] * 2, None),
+        # Too many to be choices.
+        (spaces.Box(-5000, 5000, (1,), np.int64), None, [[-1.6], [5000.4]], [[-2], [5000]]),
+        (FLOAT64, None, [[0.1], [-0.1]], [[0.1], [-0.1]]),
+    ],
+)
+def test_actions_of_a_box_are_in_it(space: Any, spec: Any, ours: Any, native: Any) -> None:
+    taken = []
+
+    class Boxed(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space
+
+        def step(self, action: Any) -> Any:
+            assert space.contains(np.asarray(action))
+            taken.append(np.asarray(action).tolist())
+            return super().step(0)
+
+    env = GymnasiumEnv(Boxed, 2, 0)
+    is_box = isinstance(env.spec.action, BoxSpec)
+    assert is_box if spec is None else env.spec.action == spec
+    env.reset()
+    env.step(np.array(ours, np.float32 if is_box else np.int32))
+    assert taken == (ours if native is None else native)
+
+
+def test_a_vector_environment_with_a_class_of_its_own() -> None:
+    def make(num_envs: int) -> Any:
+        return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+    observations = [GymnasiumEnv(make, 3, seed).reset().observation for seed in (0, 0, 1)]
+    assert observations[0].shape == (3, 4) and len(np.unique(observations[0], axis=0)) == 3
+    np.testing.assert_array_equal(observations[0], observations[1])
+    assert (observations[0] != observations[2]).any()
 
 
 def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def test_a_gymnasium_id_of_a_module_is_trained_on(module: None) -> None:
     result = sebulba.train(config, topology=on(1), progress=False)
     last = result.metrics[-1]
     assert last["episodes"] > 0 and last["episode_length_mean"] == 1
+
+
+def test_a_module_is_found_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here_alone.py").write_text(MODULE.replace("Bandit-v3", "Bandit-v4"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert envs.make("gymnasium:here_alone:Bandit-v4", 3, seed=0).spec.num_envs == 3
 
 
 @pytest.mark.parametrize(
