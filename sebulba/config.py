@@ -207,6 +207,13 @@ class Config(Fields):
         check_is_directory("out", self.out)
         require(
             self,
+            "env_options",
+            isinstance(self.env_options, dict) and _is_kept_by_json(self.env_options),
+            "must be a dict, with strings as its keys, of strings, finite numbers, booleans, None, "
+            "and lists and dicts of them, since it is kept in config.json",
+        )
+        require(
+            self,
             "network.pixels",
             self.network.pixels == "scaled" or self.network.torso != "mlp",
             "must be scaled for the torso mlp, which has no convolutions",
@@ -280,6 +287,14 @@ def check_is_directory(name: str, path: Path | str | None) -> None:
             "the bucket, and name the directory where it is mounted. docs/tpu.md says which "
             "buckets work."
         )
+
+
+def _is_kept_by_json(options: dict[str, Any]) -> bool:
+    """Whether ``options`` are the same after they were written and read."""
+    try:
+        return bool(json.loads(json.dumps(options, allow_nan=False)) == options)
+    except (TypeError, ValueError):
+        return False
 
 
 def to_json(config: Config, algorithm: str) -> str:

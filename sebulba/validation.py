@@ -82,7 +82,7 @@ Counts = Annotated[
     tuple[int, ...],
     Rule(
         lambda xs: isinstance(xs, tuple) and all(map(_is_count, xs)),
-        "must all be whole numbers above 0",
+        "must be a tuple of whole numbers above 0",
     ),
 ]
 Positive = Annotated[float, Rule(_is_positive, _POSITIVE)]

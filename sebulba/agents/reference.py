@@ -14,7 +14,7 @@ import numpy as np
 
 from sebulba.agents import networks, normalization
 from sebulba.agents.distributions import DiagonalGaussian, Distribution
-from sebulba.agents.torsos import is_image
+from sebulba.agents.torsos import has_channels_first, is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
 from sebulba.envs.previous_action import check_action, has_action
@@ -287,6 +287,8 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
     if has_action(spec):
         observation = observation["observation"]
     shapes = _shapes(observation)
+    for array in jax.tree.leaves(observation):
+        _check_channels(array.shape, array.dtype, env)
     if isinstance(observation, dict):
         _check_dict(network, shapes, env)
     elif network.torso != "mlp":
@@ -301,6 +303,18 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
         )
     for text in warnings_of_pixels(observation):
         warnings.warn(f"{env}: {text}", stacklevel=2)
+
+
+def _check_channels(shape: tuple[int, ...], dtype: np.dtype[Any], env: str) -> None:
+    # Of floats, it may be something else, which an MLP can learn from.
+    if dtype == np.uint8 and has_channels_first(shape):
+        raise ConfigError(
+            f"{env} observes bytes of shape {shape}, as of an image with its channels or several "
+            "frames in front: torsos take [height, width] or [height, width, channels]. Return "
+            "the axes in that order, such as by gymnasium.wrappers.TransformObservation; or leave "
+            "out the wrapper that stacks frames, and set network.frame_stack to 4, on the command "
+            "line with --network.frame-stack 4."
+        )
 
 
 def _check_pixels(

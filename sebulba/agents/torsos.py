@@ -78,6 +78,11 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) in (2, 3) and min(shape[:2]) >= 36
 
 
+def has_channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an array is like an image, but with its channels, or several frames, in front."""
+    return len(shape) == 3 and not is_image(shape) and is_image(shape[1:])
+
+
 class MLP(nn.Module):
     """Dense layers on all arrays of the observation, flattened and concatenated.
 

@@ -135,6 +135,22 @@ def test_pixels_in_a_row_are_warned_of() -> None:
     reference.check_spec(NetworkConfig(torso="mlp"), spec(128, dtype=BYTE), "Pong-ram")
 
 
+@pytest.mark.parametrize("torso", ["mlp", "small"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_images_whose_channels_are_first_are_refused(torso: Any, nested: bool) -> None:
+    """An MLP would take their pixels one by one."""
+    for shape in ((4, 84, 84), (3, 40, 36)):
+        array = ArraySpec(shape, BYTE)
+        observation = {"camera": array, "map": ArraySpec((40, 40), BYTE)} if nested else array
+        with pytest.raises(ConfigError, match=r"in front: .*TransformObservation.*frame-stack 4"):
+            reference.check_spec(
+                NetworkConfig(torso=torso), spec(2)._replace(observation=observation), "Pong"
+            )
+    # A board is none, nor are floats.
+    for other in (spec(3, 8, 8, dtype=BYTE), spec(4, 84, 84)):
+        reference.check_spec(NetworkConfig(torso="mlp"), other, "here")
+
+
 def test_without_floats_there_is_nothing_to_normalize() -> None:
     with pytest.raises(ConfigError, match="Pong observes no floats: there is nothing to normalize"):
         network = NetworkConfig(torso="small", normalize_observations=True)
