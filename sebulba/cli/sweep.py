@@ -48,7 +48,8 @@ def run(words: Sequence[str]) -> None:
         output.write(sweep.slurm(found))
         return
     failed = sweep.train(found, output.say)
-    _report(given.out)
+    if len(failed) < len(found):
+        _report(given.out)
     if failed:
         output.say_error(f"{len(failed)} of {len(found)} trainings failed.")
         sys.exit(1)

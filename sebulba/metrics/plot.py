@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -46,8 +46,13 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
         parameters that were evaluated.
 
     Raises:
-      ConfigError: no run has a metric of one of these names, or matplotlib is missing.
+      ConfigError: no run has a metric of one of these names, or a value of any of them; ``x`` is
+        something else; or matplotlib is missing.
     """
+    if x not in get_args(Axis):
+        raise ConfigError(f"x is {x!r}: it must be one of {list(get_args(Axis))}.")
+    if isinstance(metrics, str) or not metrics:
+        raise ConfigError(f"metrics is {metrics!r}: it must be a list of names of metrics.")
     if tuple(metrics) == METRICS:
         known = {name for run in runs for row in run.rows for name in row}
         metrics = [name for name in METRICS if name in known] or METRICS
@@ -65,6 +70,10 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
         axes.set_xlabel(x)
         axes.xaxis.set_major_formatter("{x:g}" if x == "minutes" else EngFormatter(sep=""))
         axes.grid(alpha=0.3)
+    if not any(axes.lines for axes in figure.axes):
+        raise ConfigError(
+            f"no run has a value of {list(metrics)} over {x} yet: name other metrics, or wait."
+        )
     _add_legend(figure, {name: len(members) for name, members in groups.items()})
     return figure
 
@@ -87,6 +96,8 @@ def _figure(panels: int) -> Figure:
 
 def _check_known(metric: str, runs: Sequence[Curves]) -> None:
     known = sorted({name for run in runs for row in run.rows for name in row})
+    if not known:
+        raise ConfigError("no run has a row of metrics yet: wait until there is one.")
     if metric not in known:
         raise ConfigError(f"no run has the metric {metric!r}: it must be one of {known}.")
 

@@ -90,7 +90,10 @@ def trials(
             found.append(Trial(out / name, every, config.total_steps))
     names = [trial.directory.name for trial in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{', '.join(twice)} would be trained twice: give each value once.")
+        raise ConfigError(
+            f"{', '.join(twice)} would be trained twice: give each value once, and an option that "
+            "takes several values after a --."
+        )
     return found
 
 

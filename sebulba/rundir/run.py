@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -124,7 +124,7 @@ def differing(runs: Sequence[HasMetrics]) -> list[str]:
 
 
 def plot(
-    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str],
+    runs: HasMetrics | Path | str | Iterable[HasMetrics | Path | str],
     metrics: Sequence[str] = METRICS,
     x: Axis = "steps",
     by: str | None = None,
@@ -157,7 +157,7 @@ def plot(
 
 
 def aggregate(
-    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str], metric: str | None = None
+    runs: HasMetrics | Path | str | Iterable[HasMetrics | Path | str], metric: str | None = None
 ) -> dict[str, Aggregate]:
     """Aggregate the scores of runs over seeds and games, as Agarwal et al. (2021) recommend.
 
@@ -216,9 +216,10 @@ def _last(run: HasMetrics, metric: str) -> float | None:
 
 
 def _loaded(
-    runs: HasMetrics | Path | str | Sequence[HasMetrics | Path | str],
+    runs: HasMetrics | Path | str | Iterable[HasMetrics | Path | str],
 ) -> list[HasMetrics]:
-    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    is_one = isinstance(runs, str) or not isinstance(runs, Iterable)
+    several: list[Any] = [runs] if is_one else list(runs)  # type: ignore[arg-type]
     if not several:
         raise ConfigError("there are no runs: give one or several.")
     return [load_run(run) if isinstance(run, (str, Path)) else run for run in several]

@@ -17,6 +17,30 @@ from sebulba.envs.contract import TimestepCheck, check_action
 from sebulba.inference import ActorProgram
 from sebulba.runners import environments
 from sebulba.types import Agent, EnvSpec, MakeEnv, Params, Unroll
+from sebulba.validation import ConfigError
+
+
+def check_given(algorithm: object, make_env: object, optimizer: object) -> None:
+    """Refuse what cannot be a part of a training; None is what was not given.
+
+    Raises:
+      ConfigError: something is of another kind.
+    """
+    if not isinstance(algorithm, Algorithm | None):
+        raise ConfigError(
+            f"algorithm is {algorithm!r}: it must be a sebulba.Algorithm, such as "
+            "sebulba.algorithms.PPO. Leave it out to take that of the config's class."
+        )
+    if make_env is not None and not callable(make_env):
+        raise ConfigError(
+            f"make_env is {make_env!r}: it must be a function make_env(num_envs, seed) that "
+            "returns an environment. The name of one goes into the config, as env."
+        )
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ConfigError(
+            f"optimizer is {optimizer!r}: it must be an optax.GradientTransformation, such as "
+            "optax.adam(1e-3)."
+        )
 
 
 def make_check(agent: Agent, spec: EnvSpec, needs: Needs) -> AgentCheck | None:

@@ -24,7 +24,7 @@ from sebulba.remote.settings import Listen
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
 from sebulba.runners import environments, remote, video
-from sebulba.runners.checking import make_check
+from sebulba.runners.checking import check_given, make_check
 from sebulba.runners.evaluation import Evaluator
 from sebulba.runners.parts import Parts
 from sebulba.runners.rows import Rows
@@ -129,6 +129,7 @@ def train(
       Exception: the first failure of any thread, with a note that says where it came from.
     """
     sinks = checked_sinks(sinks)
+    check_given(algorithm, make_env, optimizer)
     memory.limit_heaps()
     cpu_threads.provide()
     algorithm = algorithm or algorithms.of(config)
@@ -253,12 +254,13 @@ def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topolog
     learners = len(topology.learners)
     changes = changed_options(config, algorithm.fit(config, learners))
     if changes:
+        if config.placement != "shared":
+            changes += ", or --num-inference-devices so that the learners divide them"
         raise ConfigError(
             f"envs_per_actor {config.envs_per_actor} and batch_size {config.batch_size}, in "
             f"{config.num_microbatches or 1} microbatch(es), do not divide over the {learners} "
             f"learner devices of {topology.layout}: each takes an equal part, also of every "
-            f"minibatch of PPO and PQN. Set {changes}, or --num-inference-devices so that the "
-            "learners divide them; in Python, set the fields with these names."
+            f"minibatch of PPO and PQN. Set {changes}; in Python, set the fields with these names."
         )
 
 

@@ -54,12 +54,13 @@ class _Recorder:
         return self._recorded(self._env.reset())
 
     def step(self, action: Array) -> Timestep:
+        timestep = self._env.step(action)
+        if timestep.first[0]:  # Of the next episode, which is no part of the video.
+            return timestep
         if not self._left:
             raise _Enough
         self._left -= 1
-        timestep = self._env.step(action)
-        # The first of the next episode is no part of the video.
-        return timestep if timestep.first[0] else self._recorded(timestep)
+        return self._recorded(timestep)
 
     def close(self) -> None:
         self._env.close()

@@ -98,6 +98,25 @@ def test_unknown_metric() -> None:
         draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["los"])
 
 
+ROW = {"steps": 1, "loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rows_of_run", "arguments", "says"),
+    [
+        ([ROW], {"x": "step"}, "x is 'step': it must be one of .*'steps'"),
+        ([ROW], {"metrics": "loss"}, "metrics is 'loss': it must be a list"),
+        ([ROW], {"metrics": []}, r"metrics is \[\]: it must be a list"),
+        ([ROW], {"x": "minutes"}, r"no run has a value of \['loss'\] over minutes yet"),
+        ([{**ROW, "loss": None}], {}, r"no run has a value of \['loss'\] over steps yet"),
+        ([], {}, "no run has a row of metrics yet"),
+    ],
+)
+def test_what_cannot_be_drawn(rows_of_run: Any, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        draw([Curves("one", rows_of_run)], **{"metrics": ["loss"], **arguments})
+
+
 def test_a_notebook_shows_it_once_and_without_pyplot() -> None:
     figure = draw([Curves("one", rows([1.0, 1.0, 1.0, 1.0]))], ["loss"])
     shown, _ = DisplayFormatter().format(figure)

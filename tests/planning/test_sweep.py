@@ -109,6 +109,10 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     ),
     "wrong value": (["vtrace-catch", "--discount", "0.9", "2"], ["discount"]),
     "twice": (["vtrace-catch", "--discount", "0.9", "0.9"], ["discount=0.9,seed=0", "twice"]),
+    "several": (
+        ["vtrace-catch", "--network.hidden-sizes", "8", "8"],
+        ["several values after a --"],
+    ),
     "unknown field": (["vtrace-catch", "--discont", "0.9"], ["--discont", "--discount"]),
 }
 
@@ -147,6 +151,14 @@ def test_a_job_array(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     directory.mkdir(parents=True)
     (directory / "config.json").touch()
     assert task(2) == [*expected, "--resume", "--out", str(directory)]
+
+
+def test_a_sweep_in_which_all_fail_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "_train", lambda trial: 2)
+    assert call(["sweep", "vtrace-catch", "--seeds", "2", "--out", str(tmp_path)]) == 1
+    assert "2 of 2 trainings failed" in capfd.readouterr().err
 
 
 @pytest.mark.slow

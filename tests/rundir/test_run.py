@@ -95,7 +95,7 @@ def test_what_can_be_plotted(runs: Path) -> None:
     ]
     for one in (sebulba.load_run(runs / "a").plot(), result.plot(), sebulba.plot(result)):
         assert len(one.axes) == 4 and all(len(axes.lines) == 1 for axes in one.axes)
-    by_seed = sebulba.plot(sebulba.find_runs(runs), ["loss"], by="seed")
+    by_seed = sebulba.plot(iter(sebulba.find_runs(runs)), ["loss"], by="seed")
     assert len(by_seed.axes[0].lines) == 2
 
 

@@ -100,6 +100,20 @@ def test_a_learner_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"algorithm": "ppo"}, "algorithm is 'ppo': it must be a sebulba.Algorithm"),
+        ({"make_env": "CartPole-v1"}, r"make_env is 'CartPole-v1': .* make_env\(num_envs, seed\)"),
+        ({"optimizer": optax.adam}, "optimizer is <function adam.*GradientTransformation"),
+    ],
+)
+def test_parts_of_another_kind_are_refused(parts: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(tiny(out=tmp_path / "run"), **parts)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("kind", [VTraceLearner, PPOLearner])
 def test_a_learner_whose_base_was_not_initialized_is_refused(kind: Any, tmp_path: Path) -> None:
     class Forgetful(kind):

@@ -55,7 +55,9 @@ def test_what_the_environment_draws(cartpole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_agent_sees(catch: Path, tmp_path: Path) -> None:
-    episode = sebulba.record(catch, tmp_path / "out.gif")
+    # As many steps as it has, and one less.
+    episode = sebulba.record(catch, tmp_path / "out.gif", max_steps=9)
+    assert sebulba.record(catch, tmp_path / "short.gif", max_steps=8) is None
     assert episode is not None
     frames = imageio.imread(tmp_path / "out.gif")
     assert len(frames) == episode.lengths[0] + 1 == 10
