@@ -115,8 +115,8 @@ def test_what_a_run_had_on_devices_is_free_when_it_ends(monkeypatch: pytest.Monk
 def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     collect = SebulbaRun._collect
 
-    def slowly(self: SebulbaRun, under_way: int) -> None:
-        collect(self, under_way)
+    def slowly(self: SebulbaRun, under_way: int, polls: bool = True) -> None:
+        collect(self, under_way, polls)
         if not under_way:
             time.sleep(0.1)
 

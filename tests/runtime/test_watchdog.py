@@ -62,7 +62,7 @@ def test_the_actor_that_the_learner_waits_for_is_named() -> None:
     dog.activities.learner.set("waiting for actor-1", waits_for="actor-1")
     with dog.watch():
         error = error_of(dog)
-    assert "actor-1 has been stepping its environments for 0 s" in str(error)
+    assert "actor-1 has been stepping its environments for " in str(error)
     assert exit_code(error) == 75
 
 
