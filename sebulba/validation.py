@@ -45,7 +45,7 @@ class Fields:
 
 def _plain(value: Any) -> Any:
     # Of NumPy or JAX, neither of which is imported here: the command line's help is quick.
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+    if hasattr(value, "dtype") and hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -312,8 +312,8 @@ def _check_channels(shape: tuple[int, ...], dtype: np.dtype[Any], env: str) -> N
             f"{env} observes bytes of shape {shape}, as of an image with its channels or several "
             "frames in front: torsos take [height, width] or [height, width, channels]. Return "
             "the axes in that order, such as by gymnasium.wrappers.TransformObservation; or leave "
-            "out the wrapper that stacks frames, and set network.frame_stack to 4, on the command "
-            "line with --network.frame-stack 4."
+            "out the wrapper or option that stacks frames, and set network.frame_stack to 4, on "
+            "the command line with --network.frame-stack 4."
         )
 
 

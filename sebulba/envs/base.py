@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+Array = np.ndarray[Any, Any]
+_FAR = 10.0
+"""At least how far from 0 the range of an action goes on a side without a bound."""
+
 
 def check_num_envs(num_envs: int) -> int:
     """Return ``num_envs``. Raise ``ValueError`` if it is below 1."""
@@ -85,6 +89,16 @@ def named_arrays(observation: Any, name: str = "") -> list[tuple[str, Any]]:
         for key in sorted(observation)
         for named in named_arrays(observation[key], f"{name}[{key!r}]")
     ]
+
+
+def finite_bounds(low: Array, high: Array) -> tuple[Array, Array]:
+    """Bounds as float64, with numbers of a usual size in place of those that are infinite."""
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    # Far from the other bound too, if there is one.
+    known_low, known_high = (np.where(np.isinf(bound), 0, bound) for bound in (low, high))
+    least = np.minimum(-_FAR, known_high - 2 * np.abs(known_high))
+    most = np.maximum(_FAR, known_low + 2 * np.abs(known_low))
+    return np.where(np.isinf(low), least, low), np.where(np.isinf(high), most, high)
 
 
 def warnings_of_pixels(observation: Any) -> list[str]:

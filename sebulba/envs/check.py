@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sebulba.envs.base import map_arrays, named_arrays, warnings_of_pixels
+from sebulba.envs.base import finite_bounds, map_arrays, named_arrays, warnings_of_pixels
 from sebulba.envs.contract import TimestepCheck, check_spec
 from sebulba.envs.played import Played, Resets
 from sebulba.types import BoxSpec, DiscreteSpec, EnvSpec, MakeEnv, MultiDiscreteSpec, Timestep
@@ -23,7 +23,6 @@ Array = np.ndarray[Any, Any]
 
 _RESETS = 6  # Batches that are only reset, to know what the start of an episode looks like.
 _COMPARED = 200  # Steps in which batches of the same seed, and of another, are compared.
-_FAR = 10.0  # Actions without a bound are drawn up to here.
 _KEPT = 32  # Steps for which what was returned must not change.
 
 
@@ -244,7 +243,7 @@ def random_action(rng: np.random.Generator, env_spec: EnvSpec) -> Array:
     spec, num_envs = env_spec.action, env_spec.num_envs
     if isinstance(spec, BoxSpec):
         low, high = (np.broadcast_to(b, (num_envs, *spec.low.shape)) for b in (spec.low, spec.high))
-        between = rng.uniform(np.maximum(low, -_FAR), np.minimum(high, _FAR))
+        between = rng.uniform(*finite_bounds(low, high))
         # A tenth of them at the bounds, which are allowed too.
         at = rng.uniform(size=between.shape)
         between = np.where((at < 0.05) & np.isfinite(low), low, between)

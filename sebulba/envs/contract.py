@@ -164,6 +164,8 @@ def _broken_by(spec: ActionSpec) -> str | None:
         arrays = all(isinstance(bound, np.ndarray) for bound in spec)
         if not arrays or spec.low.shape != spec.high.shape or not np.all(spec.low < spec.high):
             return "its bounds must be arrays of one shape, each low below its high"
+        if not spec.low.size:
+            return "its bounds must be of one number or more"
         return None
     several = isinstance(spec, MultiDiscreteSpec)
     numbers: Any = spec.num_actions if several else (spec.num_actions,)

@@ -123,7 +123,7 @@ def _few(spec: specs.BoundedArray) -> bool:
 
 def _widest(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     if np.issubdtype(dtype, np.bool_):
-        return False, True
+        return 0, 1
     if np.issubdtype(dtype, np.floating):
         return -np.inf, np.inf
     return np.iinfo(dtype).min, np.iinfo(dtype).max

@@ -29,7 +29,7 @@ class GymnasiumEnv:
         ``gymnasium.vector.VectorEnv``.
       num_envs: B, at least 1.
       seed: at least 0. The seed of each environment is drawn from it, or one for all of them where
-        a vector environment of your own makes them.
+        ``make`` returns another vector environment than a SyncVectorEnv or AsyncVectorEnv.
       options: keyword arguments of ``make``, such as ``max_episode_steps`` or ``frameskip``.
       processes: step each environment in a process of its own, with observations in shared memory.
         For slow environments: to send an action takes some 50 microseconds.

@@ -13,14 +13,14 @@ Array = np.ndarray[Any, Any]
 
 
 _MOST_CHOICES = 1000
-"""Whole numbers from a range of at most so many are choices."""
+"""Of whole numbers from a range of at most so many."""
 
 
 def action_spec(space: Any) -> ActionSpec:
     """The spec of the actions in ``space``.
 
-    In a Box of whole numbers, those of a small range are choices, and those of a large one are
-    numbers that are rounded.
+    A Box of whole numbers with fewer than two axes is choices if all its ranges are small.
+    Otherwise, its numbers are rounded.
 
     Raises:
       ValueError: it has no spec: it is unbounded, or of another kind than those below.
@@ -54,20 +54,30 @@ def native_action(space: Any, action: Array) -> Array:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         action = action + space.start
     if isinstance(space, spaces.Box):
-        if _has_choices(space):
-            action = action + space.low
-        elif np.issubdtype(space.dtype, np.integer):
-            action = np.rint(np.asarray(action, np.float64))
-        # In float32, a bound of float64 may lie beyond itself.
-        return np.clip(action, space.low, space.high).astype(space.dtype, copy=False)
+        has_choices = _has_choices(space)
+        action = action + np.int64(space.low) if has_choices else _within(space, action)
     return np.asarray(action).astype(space.dtype, copy=False)
 
 
+def _within(box: Any, numbers: Array) -> Array:
+    """Numbers within bounds: a bound of float64 may lie beyond itself when it is one of float32."""
+    numbers = np.asarray(numbers, np.float64)
+    if _is_whole(box):
+        numbers = np.rint(numbers)
+    above, below = numbers >= box.high, numbers <= box.low
+    # Cast alone, since the largest whole numbers lie beyond themselves as floats.
+    between = np.where(above | below, 0, numbers).astype(box.dtype)
+    return np.where(above, box.high, np.where(below, box.low, between))
+
+
 def _has_choices(box: Any) -> bool:
-    is_whole = np.issubdtype(box.dtype, np.integer) and len(box.shape) < 2
     # As floats, of which no difference overflows.
     ranges = np.float64(box.high) - np.float64(box.low)
-    return bool(is_whole and box.shape != (0,) and np.all(ranges < _MOST_CHOICES))
+    return _is_whole(box) and len(box.shape) < 2 and bool(np.all(ranges < _MOST_CHOICES))
+
+
+def _is_whole(box: Any) -> bool:
+    return bool(np.issubdtype(box.dtype, np.integer) or box.dtype == np.bool_)
 
 
 def observation_spec(space: Any) -> Any:

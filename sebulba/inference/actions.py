@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sebulba.envs.base import finite_bounds
 from sebulba.types import ActionSpec, BoxSpec, DiscreteSpec, Histogram, MultiDiscreteSpec, Timestep
 
 _MOST_CHOICES = 100
 """A bin for each choice, up to so many: where there are more, neighbors share one."""
 _BINS = 20
 """For each continuous action, from its lower to its upper bound."""
-_FAR = 10.0
-"""Where the bins end on a side without a bound; actions beyond are in the last one."""
 
 
 class ActionCounter:
@@ -54,15 +52,10 @@ def _ranges(spec: ActionSpec) -> list[_Range]:
         case MultiDiscreteSpec(numbers):
             return [_choices(f"action_{i}", number) for i, number in enumerate(numbers)]
         case BoxSpec(low, high):
-            bounds = zip(low.ravel().tolist(), high.ravel().tolist(), strict=True)
-            return [_Range(f"action_{i}", _BINS, *_ends(*each)) for i, each in enumerate(bounds)]
-
-
-def _ends(low: float, high: float) -> tuple[float, float]:
-    """Finite ends, from bounds that may be infinite."""
-    if math.isinf(low):
-        low = -_FAR if math.isinf(high) else min(-_FAR, high - 2 * _FAR)
-    return low, max(_FAR, low + 2 * _FAR) if math.isinf(high) else high
+            # On a side without a bound, what is beyond the last bin is counted in it.
+            bounds = (bound.ravel().tolist() for bound in finite_bounds(low, high))
+            pairs = enumerate(zip(*bounds, strict=True))
+            return [_Range(f"action_{i}", _BINS, *pair) for i, pair in pairs]
 
 
 def _choices(name: str, number: int) -> _Range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -49,10 +49,7 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
       ConfigError: no run has a metric of one of these names, or a value of any of them; ``x`` is
         something else; or matplotlib is missing.
     """
-    if x not in get_args(Axis):
-        raise ConfigError(f"x is {x!r}: it must be one of {list(get_args(Axis))}.")
-    if isinstance(metrics, str) or not metrics:
-        raise ConfigError(f"metrics is {metrics!r}: it must be a list of names of metrics.")
+    metrics = checked(metrics, x)
     if tuple(metrics) == METRICS:
         known = {name for run in runs for row in run.rows for name in row}
         metrics = [name for name in METRICS if name in known] or METRICS
@@ -72,10 +69,25 @@ def draw(runs: Sequence[Curves], metrics: Sequence[str] = METRICS, x: Axis = "st
         axes.grid(alpha=0.3)
     if not any(axes.lines for axes in figure.axes):
         raise ConfigError(
-            f"no run has a value of {list(metrics)} over {x} yet: name other metrics, or wait."
+            f"no run has a value of {metrics} over {x}: name other metrics, or wait, if one of "
+            "them is still running."
         )
     _add_legend(figure, {name: len(members) for name, members in groups.items()})
     return figure
+
+
+def checked(metrics: Iterable[str], x: str) -> list[str]:
+    """The metrics as a list, if there are any and ``x`` is an axis.
+
+    Raises:
+      ConfigError: one of the arguments is something else.
+    """
+    if x not in get_args(Axis):
+        raise ConfigError(f"x is {x!r}: it must be one of {list(get_args(Axis))}.")
+    names = [] if isinstance(metrics, str) else list(metrics)
+    if not names:
+        raise ConfigError(f"metrics is {metrics!r}: it must be a list of names of metrics.")
+    return names
 
 
 def _figure(panels: int) -> Figure:
@@ -97,7 +109,7 @@ def _figure(panels: int) -> Figure:
 def _check_known(metric: str, runs: Sequence[Curves]) -> None:
     known = sorted({name for run in runs for row in run.rows for name in row})
     if not known:
-        raise ConfigError("no run has a row of metrics yet: wait until there is one.")
+        raise ConfigError("no run has a row of metrics: wait, if one of them is still running.")
     if metric not in known:
         raise ConfigError(f"no run has the metric {metric!r}: it must be one of {known}.")
 

@@ -100,7 +100,7 @@ class LivePlot:
       seconds: how often to draw at most.
 
     Raises:
-      ConfigError: IPython is missing, so this is no notebook.
+      ConfigError: IPython is missing, so this is no notebook; or an argument is something else.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LivePlot:
                 "with sebulba plot."
             ) from error
         self._display: Any = display
-        self._metrics, self._x, self._seconds = metrics, x, seconds
+        self._metrics, self._x, self._seconds = plot.checked(metrics, x), x, seconds
         self._rows: list[Row] = []
         self._handle: Any = None
         self._drawn_at = -float("inf")

@@ -145,7 +145,8 @@ def plot(
       a figure of matplotlib, which is in the extra ``plot``.
 
     Raises:
-      ConfigError: matplotlib is missing, there are no runs, or no run has the metric or the field.
+      ConfigError: matplotlib is missing, there are no runs, ``x`` or ``metrics`` is something else,
+        or no run has the field, a metric or a value to draw.
     """
     loaded = _loaded(runs)
     if by is not None and not any(by in run.fields for run in loaded):

@@ -325,7 +325,8 @@ class SebulbaRun:
         collected by counting them, not by asking which have arrived, so that all hosts know the
         same number of steps at the same turn.
 
-        With ``polls``, a failure ends the wait; it must be without when the actors have ended.
+        With ``polls``, a failure ends the wait. Without, when the actors have ended: the queue is
+        down then.
         """
         self._now.set("waiting for the results of an update", waits_for=OTHERS)
         while len(self._pending) > under_way:

@@ -65,7 +65,8 @@ class TrainedAgent:
 
         Returns:
           for one environment, an int or an array; otherwise an array ``[B, ...]``. Choices count
-          from 0, as ``spec`` says: where those of a space of Gymnasium start elsewhere, add that.
+          from 0, as ``spec`` says: where those of a space of Gymnasium start elsewhere, add their
+          start. Whole numbers of a large range are not rounded yet.
 
         Raises:
           ValueError: the observation has other shapes than ``spec``, or is of another number of

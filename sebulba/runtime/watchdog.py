@@ -143,6 +143,7 @@ class Watchdog:
         self._bytes = _bytes_moved()
         # When bytes of files moved last: on any host, and on this one.
         self._bytes_at = self._own_bytes_at = -math.inf
+        self._files_heard: dict[int, str] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Watchdog]:
@@ -181,12 +182,14 @@ class Watchdog:
         now = time.monotonic()
         number = self._interrupt.signal
         if number is not None and may_end(number):
-            moved = max(self.activities.learner.since, self._bytes_at, self._interrupt.at)
+            moved = max(self._learner_moved(), self._interrupt.at)
             if now - moved > self._grace_seconds and not self._do_others_move_files():
                 self._end_process(f"asked to stop, but {self._culprit()}", INTERRUPTED)
             return
         still, limit = now - self._moved(), self._stall_seconds
-        if not limit or still <= limit or self._do_others_move_files():
+        if not limit or still <= limit:
+            return
+        if now - self._learner_moved() > limit and self._do_others_move_files():
             return
         # Asked for last, since all hosts must be asked for it. That takes time, in which the run
         # may move again.
@@ -195,9 +198,11 @@ class Watchdog:
 
     def _moved(self) -> float:
         """When the learner did something last, or the evaluation, if that is longer ago."""
-        moved = max(self.activities.learner.since, self._bytes_at)
-        evaluation = self.activities.evaluation
+        moved, evaluation = self._learner_moved(), self.activities.evaluation
         return moved if evaluation.idle else min(moved, evaluation.since)
+
+    def _learner_moved(self) -> float:
+        return max(self.activities.learner.since, self._bytes_at)
 
     def _notice_files(self) -> None:
         before, self._bytes = self._bytes, _bytes_moved()
@@ -207,18 +212,23 @@ class Watchdog:
     def _do_others_move_files(self) -> bool:
         """Whether another host reads or writes files, for which this one may have to wait.
 
-        That host notices if they stand still, so it counts as if they were files of this one.
+        They count as files of this one, if that host has moved more of them since it was last
+        asked: it may stand still by now, or be gone.
         """
-        if _FILES not in self._hosts.heard().values():
-            return False
-        self._bytes_at = time.monotonic()
-        return True
+        before, self._files_heard = self._files_heard, self._hosts.heard()
+        moves = any(
+            text.startswith(_FILES) and text != before.get(host)
+            for host, text in self._files_heard.items()
+        )
+        if moves:
+            self._bytes_at = time.monotonic()
+        return moves
 
     def _say(self) -> str:
         """What this host tells the others."""
         has_moved = time.monotonic() - self._own_bytes_at < self._grace_seconds
         if self.activities.learner.files and has_moved:
-            return _FILES
+            return f"{_FILES}, {self._bytes:,} bytes so far"
         if self.activities.learner.seconds() > _COMPILE_SECONDS and _is_compiling():
             return _COMPILES
         if self.activities.learner.waits_for == EVALUATION:

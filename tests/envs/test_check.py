@@ -13,6 +13,7 @@ import pytest
 
 from sebulba import ConfigError, envs
 from sebulba.envs import Catch, EnvReport, check_env
+from sebulba.envs.check import random_action
 from sebulba.types import ArraySpec, BoxSpec, DiscreteSpec, EnvSpec, MultiDiscreteSpec, Timestep
 
 
@@ -276,6 +277,7 @@ BROKEN: dict[type[Wrong], str] = {
     with_spec(action=MultiDiscreteSpec(3)): "must be a tuple",  # type: ignore[arg-type]
     with_spec(action=BoxSpec(-1.0, 1.0)): "must be arrays of one shape",  # type: ignore[arg-type]
     with_spec(action=BoxSpec(np.ones(2), np.ones(2))): "each low below its high",  # type: ignore[arg-type]
+    with_spec(action=BoxSpec(np.ones(0), np.ones(0))): "of one number or more",  # type: ignore[arg-type]
     ClosesOnce: "close raises AssertionError.* a second time",
 }
 
@@ -439,3 +441,14 @@ def test_right_ones_pass(env_id: str, options: dict[str, Any]) -> None:
     assert report.episodes >= 10
     continuous = "Continuous" in env_id
     assert [("time limit" in warning) for warning in report.warnings] == [True] * continuous
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(50, 100), (50, np.inf), (-np.inf, -1e9), (-np.inf, np.inf), (-3e38, 3e38)]
+)
+def test_random_actions_are_within_any_bounds(low: float, high: float) -> None:
+    box = BoxSpec(np.full(3, low, np.float32), np.full(3, high, np.float32))
+    spec = EnvSpec(ArraySpec((1,), np.dtype(np.float32)), box, 100)
+    action = random_action(np.random.default_rng(0), spec)
+    assert action.shape == (100, 3) and np.isfinite(action).all() and np.ptp(np.float64(action)) > 1
+    assert (action >= box.low).all() and (action <= box.high).all()

@@ -153,6 +153,7 @@ def test_actions_without_a_spec_are_refused(space: Any) -> None:
         GymnasiumEnv(Other, 1, 0)
 
 
+WIDEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 FLOAT64 = spaces.Box(-0.1, 0.1, (1,), np.float64)
 
 
@@ -162,8 +163,15 @@ FLOAT64 = spaces.Box(-0.1, 0.1, (1,), np.float64)
         (spaces.Box(-2, 2, (1,), np.int8), MultiDiscreteSpec((5,)), [[0], [4]], [[-2], [2]]),
         (spaces.Box(3, 5, (), np.int32), DiscreteSpec(3), [0, 2], [3, 5]),
         (spaces.Box(0, 255, (2,), np.uint8), MultiDiscreteSpec((256,) * 2), [[9, 255]] * 2, None),
+        (spaces.Box(0, 1, (2,), np.bool_), MultiDiscreteSpec((2, 2)), [[0, 1]] * 2, None),
         # Too many to be choices.
         (spaces.Box(-5000, 5000, (1,), np.int64), None, [[-1.6], [5000.4]], [[-2], [5000]]),
+        (
+            spaces.Box(*WIDEST, (1,), np.int64),
+            None,
+            [[-(2.0**63)], [2.0**63]],
+            [[n] for n in WIDEST],
+        ),
         (FLOAT64, None, [[0.1], [-0.1]], [[0.1], [-0.1]]),
     ],
 )

@@ -11,7 +11,7 @@ from sebulba.types import ActionSpec
 
 BOX = BoxSpec(np.array([-1, 0], np.float32), np.array([1, 2e30], np.float32))
 UNBOUNDED = BoxSpec(
-    np.array([-np.inf, 0, -np.inf], np.float32), np.array([np.inf, np.inf, -100], np.float32)
+    np.array([-np.inf, 0, -np.inf], np.float32), np.array([np.inf, np.inf, -1e9], np.float32)
 )
 
 
@@ -32,10 +32,10 @@ UNBOUNDED = BoxSpec(
             [[-1, 0], [1.0000001, 2e30], [np.nan, 1.01e30]],
             {"action_0": {0: 1, 19: 1}, "action_1": {0: 1, 10: 1, 19: 1}},
         ),
-        # The ends are -10 and 10, 0 and 20, and -120 and -100.
+        # The ends are -10 and 10, 0 and 10, and -3e9 and -1e9.
         (
             UNBOUNDED,
-            [[0, 0, -np.inf], [-11, 19.5, -100], [np.inf, np.nan, -119.5]],
+            [[0, 0, -np.inf], [-11, 19.5, -1e9], [np.inf, np.nan, -2.95e9]],
             {
                 "action_0": {0: 1, 10: 1, 19: 1},
                 "action_1": {0: 1, 19: 1},

@@ -107,9 +107,9 @@ ROW = {"steps": 1, "loss": 1.0}
         ([ROW], {"x": "step"}, "x is 'step': it must be one of .*'steps'"),
         ([ROW], {"metrics": "loss"}, "metrics is 'loss': it must be a list"),
         ([ROW], {"metrics": []}, r"metrics is \[\]: it must be a list"),
-        ([ROW], {"x": "minutes"}, r"no run has a value of \['loss'\] over minutes yet"),
-        ([{**ROW, "loss": None}], {}, r"no run has a value of \['loss'\] over steps yet"),
-        ([], {}, "no run has a row of metrics yet"),
+        ([ROW], {"x": "minutes"}, r"no run has a value of \['loss'\] over minutes: name"),
+        ([{**ROW, "loss": None}], {}, r"no run has a value of \['loss'\] over steps: name"),
+        ([], {}, "no run has a row of metrics: wait"),
     ],
 )
 def test_what_cannot_be_drawn(rows_of_run: Any, arguments: dict[str, Any], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_an_evaluation_that_stands_still_ends_the_run_though_the_learner_moves()
     assert "evaluation" not in dog.activities.describe()
 
 
+def test_files_of_another_host_excuse_no_evaluation_that_stands_still() -> None:
+    class Moving(Hosts):
+        def heard(self) -> dict[int, str]:
+            return {1: f"reading or writing files, {time.monotonic()} bytes so far"}
+
+    dog = Watchdog(0.4, 60, Interrupt(), Moving({}))
+    dog.activities.evaluation.set("playing its episodes")
+    dog.activities.learner.set("waiting for the evaluation", waits_for=EVALUATION)
+    with dog.watch():
+        assert "the evaluation has been playing" in str(error_of(dog))
+
+
 def test_hosts_have_patience_while_one_evaluates() -> None:
     hosts = Hosts({})
     dog = Watchdog(0, 60, Interrupt(), hosts)
@@ -200,11 +213,19 @@ def test_hosts_wait_for_one_that_moves_files(
             time.sleep(0.02)
         said = writing.told[-1]
         time.sleep(0.5)
-    assert said == "reading or writing files" and writing.told[-1] == OTHERS
+    assert re.fullmatch(r"reading or writing files, [\d,]+ bytes so far", said)
+    assert writing.told[-1] == OTHERS
 
     ended: list[int] = []
     monkeypatch.setattr(module.os, "_exit", ended.append)
-    interrupt, hosts = Interrupt(), Hosts({0: said})
+
+    class Moving(Hosts):
+        moves = True
+
+        def heard(self) -> dict[int, str]:
+            return {0: f"{said}, {time.monotonic()}" if self.moves else said}
+
+    interrupt, hosts = Interrupt(), Moving({})
     if is_asked_to_stop:
         interrupt.signal, interrupt.at = signal.SIGTERM, time.monotonic()
     waiting = Watchdog(0.2, 0.2, interrupt, hosts)
@@ -212,7 +233,7 @@ def test_hosts_wait_for_one_that_moves_files(
     with waiting.watch():
         time.sleep(1)
         assert waiting.error is None and not ended
-        hosts.said = {0: "the learner has been writing a checkpoint for 9 s"}
+        hosts.moves = False  # As if that host were gone: its last words stay.
         deadline = time.monotonic() + 10
         while waiting.error is None and not ended:
             assert time.monotonic() < deadline
