@@ -67,6 +67,8 @@ def pqn(**changes: Any) -> PQNConfig:
 
 
 BOTH = pytest.mark.parametrize("make", [ppo, pqn])
+BOTH_IN_TURN = pytest.mark.parametrize("make", [pqn, pytest.param(ppo, marks=pytest.mark.slow)])
+"""Where the code is that of both: one of them is enough after every edit."""
 
 
 @functools.cache

@@ -44,6 +44,7 @@ def test_there_is_a_test_for_every_example() -> None:
         assert f"]({path.relative_to(EXAMPLES)}) |" in table, path
 
 
+@pytest.mark.slow
 def test_cartpole() -> None:
     assert load("cartpole").main(total_steps=1500) >= 8
 
@@ -54,11 +55,13 @@ def test_memory_without_a_core_is_no_better_than_chance() -> None:
     assert mean is not None and abs(mean) < 0.5
 
 
+@pytest.mark.slow
 def test_own_parts_learn_the_better_arm() -> None:
     mean = load("own_parts").main(total_steps=40_000)
     assert mean is not None and mean > 0.8
 
 
+@pytest.mark.slow
 def test_a_search_stops_a_trial_that_optuna_prunes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Optuna's place, a study of one trial, which is pruned at its second row."""
 

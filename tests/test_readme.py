@@ -56,6 +56,7 @@ def spans(page: str) -> list[str]:
 # Python.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in one module."""
@@ -281,6 +282,7 @@ R2D2 = R2D2Config(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "parts"),
     [

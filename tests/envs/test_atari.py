@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from env_battery import EnvBattery, ended, random_action, rollout
 
 from sebulba import envs
@@ -13,6 +14,7 @@ from sebulba.types import ArraySpec, DiscreteSpec, Env
 BREAKOUT = "Breakout-v5"
 
 
+@pytest.mark.slow
 class TestBreakoutMachado(EnvBattery):
     num_steps = 8
 

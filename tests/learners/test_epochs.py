@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from epoch_parts import (
     BOTH,
+    BOTH_IN_TURN,
     LSTM,
     PLAIN,
     SPEC,
@@ -116,7 +117,7 @@ def test_targets_are_the_same_on_any_number_of_devices(make: Any, learners: int)
         np.testing.assert_allclose(found.logs[name], log, atol=1e-5)
 
 
-@BOTH
+@BOTH_IN_TURN
 @pytest.mark.parametrize(
     ("network", "learners"),
     [(PLAIN, 4), *(pytest.param(each, 2, marks=pytest.mark.slow) for each in (PLAIN, LSTM))],
@@ -134,7 +135,7 @@ def test_an_update_is_the_same_on_any_number_of_devices(
     assert logs == pytest.approx(expected_logs, rel=1e-4, abs=1e-5)
 
 
-@BOTH
+@BOTH_IN_TURN
 def test_several_lanes_are_one_batch_and_microbatches_one_minibatch(make: Any) -> None:
     config, batch = make(), trajectory(name_of(make))
     expected, expected_logs = updated(config, batch)
@@ -146,7 +147,7 @@ def test_several_lanes_are_one_batch_and_microbatches_one_minibatch(make: Any) -
     assert on_host(logs) == pytest.approx(on_host(expected_logs), rel=1e-4, abs=1e-5)
 
 
-@BOTH
+@BOTH_IN_TURN
 def test_a_turn_is_a_function_of_its_state_and_another_turn_has_another_order(make: Any) -> None:
     config, batch = make(), trajectory(name_of(make))
     one, other = (updated(config, batch)[0] for _ in range(2))
@@ -159,7 +160,7 @@ def test_a_turn_is_a_function_of_its_state_and_another_turn_has_another_order(ma
     assert np.abs(on_host(later.train) - on_host(one.train)).max() > 1e-6
 
 
-@BOTH
+@BOTH_IN_TURN
 @pytest.mark.parametrize(
     ("num_microbatches", "times"), [(None, [1, 2, 2]), (3, [1, 2, 2 * 2 * 3, 2 * 2])]
 )
@@ -207,7 +208,10 @@ def test_logs_of_the_targets_that_the_loss_has_too_are_refused(name: str) -> Non
 # What must not be learned
 
 
-@pytest.mark.parametrize(("make", "network"), [(ppo, PLAIN), (ppo, LSTM), (pqn, PLAIN)])
+@pytest.mark.parametrize(
+    ("make", "network"),
+    [(ppo, PLAIN), pytest.param(ppo, LSTM, marks=pytest.mark.slow), (pqn, PLAIN)],
+)
 def test_nothing_of_the_step_between_two_episodes_is_learned(
     make: Any, network: NetworkConfig
 ) -> None:
@@ -292,7 +296,13 @@ class Heir(PolicyAgent):
 
 @pytest.mark.parametrize(
     ("make_own", "num_microbatches", "programs"),
-    [(None, None, 0), (None, 1, 0), (None, 2, 4), (OwnAgent, None, 4), (Heir, None, 4)],
+    [
+        (None, None, 0),
+        pytest.param(None, 1, 0, marks=pytest.mark.slow),
+        (None, 2, 4),
+        pytest.param(OwnAgent, None, 4, marks=pytest.mark.slow),
+        (Heir, None, 4),
+    ],
 )
 def test_an_epoch_is_one_program_without_microbatches_and_convolutions_of_other_kinds(
     make_own: Any, num_microbatches: int | None, programs: int

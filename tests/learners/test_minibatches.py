@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from epoch_parts import (
-    BOTH,
+    BOTH_IN_TURN,
     LSTM,
     PLAIN,
     SPEC,
@@ -56,7 +56,7 @@ def test_every_step_is_in_one_minibatch_of_each_epoch(
     assert len({order.tobytes() for order in orders}) == 3
 
 
-@BOTH
+@BOTH_IN_TURN
 @pytest.mark.parametrize(
     "network",
     [pytest.param(PLAIN, marks=pytest.mark.slow), STACKED, LSTM],

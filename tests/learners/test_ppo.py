@@ -156,7 +156,7 @@ def test_kl_and_clip_fraction_are_means_over_the_steps_that_count(
     assert logs["clip_fraction"] == pytest.approx(clipped, rel=1e-5)
 
 
-@pytest.mark.parametrize("learners", [1, 4])
+@pytest.mark.parametrize("learners", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_weight_of_the_entropy_falls_to_zero(learners: int) -> None:
     batch = trajectory("ppo")
 

@@ -70,7 +70,7 @@ def test_costs_weigh_the_terms() -> None:
     assert logs["loss"] == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_weight_of_the_entropy_falls_to_zero(num_microbatches: int) -> None:
     trajectory = random_trajectory()
 

@@ -192,7 +192,7 @@ def test_integer_images_are_read_in_the_kernels_dtype(
     assert_close(*results, 1e-4)
 
 
-@pytest.mark.parametrize("stride", [1, 4])
+@pytest.mark.parametrize("stride", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_offset_costs_no_precision(stride: int) -> None:
     """Pixels that are far from 0 and near one another, in bfloat16."""
     random = np.random.default_rng(0)

@@ -114,6 +114,7 @@ def test_a_learner_that_does_not_say_how_to_lower_its_update_is_refused() -> Non
         lower(algorithm, config, spec, Topology.split(1, jax.devices()[:3]))
 
 
+@pytest.mark.slow
 def test_replay_on_the_device_takes_memory() -> None:
     config = tiny("r2d2-catch")
     assert isinstance(config, R2D2Config)
@@ -134,6 +135,7 @@ def test_replay_on_the_device_takes_memory() -> None:
     assert min(inspect(read).hbm, inspect(write).hbm) > least
 
 
+@pytest.mark.slow
 def test_a_replay_that_does_not_fit_is_refused() -> None:
     topology = Topology.split(1, jax.devices()[:3])
     machines = (Machine(tpu_slices.parse("v5e-8"), 1, 1e3),) * 2
