@@ -110,6 +110,7 @@ REFUSED = [
     ("env", 3, "must be a string"),
     ("env_options", {"f": print}, "must be a dict, with strings as its keys"),
     ("env_options", {"w": {0: 1}}, "must be a dict, with strings as its keys"),
+    ("env_options", {"dtype": np.float32}, "must be a dict, with strings as its keys"),
     ("env_options", {"x": float("nan")}, "must be a dict"),
     ("env_options", None, "must be a dict"),
     ("network", {"torso": "mlp"}, "must be a NetworkConfig"),

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 _MOST_CHOICES = 1000
-"""Of whole numbers from a range of at most so many."""
+"""At most so many whole numbers in a row are choices."""
 
 
 def action_spec(space: Any) -> ActionSpec:
@@ -51,29 +51,32 @@ def native_action(space: Any, action: Array) -> Array:
     """Actions ``[B, ...]`` of the spec, as ``space`` has them."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        action = action + space.start
-    if isinstance(space, spaces.Box):
-        has_choices = _has_choices(space)
-        action = action + np.int64(space.low) if has_choices else _within(space, action)
+    match space:
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            action = action + space.start
+        case spaces.Box() if _has_choices(space):
+            action = action + np.int64(space.low)
+        case spaces.Box() if _is_whole(space):
+            action = _rounded(space, action)
+        case spaces.Box() if space.dtype == np.float64:
+            # As one of float32, a bound may lie beyond itself.
+            action = np.clip(action, space.low, space.high)
     return np.asarray(action).astype(space.dtype, copy=False)
 
 
-def _within(box: Any, numbers: Array) -> Array:
-    """Numbers within bounds: a bound of float64 may lie beyond itself when it is one of float32."""
-    numbers = np.asarray(numbers, np.float64)
-    if _is_whole(box):
-        numbers = np.rint(numbers)
+def _rounded(box: Any, numbers: Array) -> Array:
+    numbers = np.rint(np.asarray(numbers, np.float64))
     above, below = numbers >= box.high, numbers <= box.low
-    # Cast alone, since the largest whole numbers lie beyond themselves as floats.
+    # Only what is between them is cast: the largest whole numbers lie beyond themselves as floats.
     between = np.where(above | below, 0, numbers).astype(box.dtype)
     return np.where(above, box.high, np.where(below, box.low, between))
 
 
 def _has_choices(box: Any) -> bool:
+    if not _is_whole(box) or len(box.shape) > 1:
+        return False
     # As floats, of which no difference overflows.
-    ranges = np.float64(box.high) - np.float64(box.low)
-    return _is_whole(box) and len(box.shape) < 2 and bool(np.all(ranges < _MOST_CHOICES))
+    return bool(np.all(np.float64(box.high) - np.float64(box.low) < _MOST_CHOICES))
 
 
 def _is_whole(box: Any) -> bool:

@@ -20,7 +20,7 @@ from sebulba.types import Agent, EnvSpec, MakeEnv, Params, Unroll
 from sebulba.validation import ConfigError
 
 
-def check_given(algorithm: object, make_env: object, optimizer: object) -> None:
+def check_given(algorithm: object, make_env: object, optimizer: object = None) -> None:
     """Refuse what cannot be a part of a training; None is what was not given.
 
     Raises:
@@ -85,6 +85,7 @@ def check_agent(
       ConfigError: the agent breaks a rule. The message says which, where, by how much, and what to
         do.
     """
+    check_given(algorithm, make_env)
     config.validate()
     algorithm = algorithm or algorithms.of(config)
     make_env = make_env or environments.bare_make_env(config)

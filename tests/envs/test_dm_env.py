@@ -38,6 +38,7 @@ class Lab(dm_env.Environment):
             "one": specs.DiscreteArray(5),
             "forces": specs.BoundedArray((3,), np.float64, -1.0, 1.0),
             "endless": specs.Array((3,), np.float64),
+            "switches": specs.Array((2,), np.bool_),
         }[action]
 
     def reset(self) -> dm_env.TimeStep:
@@ -85,6 +86,7 @@ def test_specs() -> None:
     assert make(action="one").spec.action == DiscreteSpec(5)
     box = make(action="forces").spec.action
     assert isinstance(box, BoxSpec) and box.low.tolist() == [-1, -1, -1]
+    assert make(action="switches").spec.action == MultiDiscreteSpec((2, 2))
     with pytest.raises(ValueError, match="a Box with bounds"):
         make(action="endless")
     for action in ("pairs", "unbounded"):

@@ -130,6 +130,13 @@ def test_live_plot(shown: list[Any]) -> None:
     assert shown[-1].axes[1].lines[0].get_xdata().tolist() == steps
 
 
+def test_what_a_live_plot_cannot_draw_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match="x is 'step'"):
+        sebulba.LivePlot(x="step")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="metrics is 'loss'"):
+        sebulba.LivePlot("loss")
+
+
 def test_live_plot_takes_its_time(shown: list[Any]) -> None:
     plot = sebulba.LivePlot(seconds=1e6)
     sebulba.train(tiny(), topology=on(1), sinks=[plot], progress=False)

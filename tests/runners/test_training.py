@@ -25,6 +25,7 @@ from whole_runs import HookedEnvs, on, rows_of, tiny
 import sebulba
 from sebulba import (
     CheckpointConfig,
+    ConfigError,
     OptimizerConfig,
     algorithms,
     envs,
@@ -122,6 +123,15 @@ def test_the_wait_for_the_last_update_of_a_row_is_counted(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(SebulbaRun, "_collect", slowly)
     assert all(row["learner_update_seconds"] >= 0.1 for row in train(tiny()).metrics[:-1])
+
+
+@pytest.mark.parametrize("placement", ["split", "shared"])
+def test_sizes_that_the_learners_do_not_divide_are_refused(placement: Any) -> None:
+    config = tiny(envs_per_actor=3, batch_size=3, placement=placement)
+    with pytest.raises(ConfigError, match="Set --envs-per-actor 4 --batch-size 4") as refused:
+        train(config, topology=on(4, 2))
+    # Which is refused where every device acts and learns.
+    assert ("--num-inference-devices" in str(refused.value)) == (placement == "split")
 
 
 def test_run_directory(tmp_path: Path) -> None:
