@@ -72,6 +72,7 @@ def make_replay(
     num_envs: int = B,
     unroll_length: int = T,
     span: int = 2,
+    agent: Any = None,
     **changes: Any,
 ) -> HostReplay:
     """One that is not allocated; ``changes`` are of its ``ReplayConfig``."""
@@ -79,7 +80,7 @@ def make_replay(
     return HostReplay(
         config,
         # Nothing but the agent's state is used of it.
-        block_shapes(QAgent(NETWORK, SPEC), SPEC, num_envs, unroll_length),
+        block_shapes(agent or QAgent(NETWORK, SPEC), SPEC, num_envs, unroll_length),
         lanes=lanes,
         span=span,
         batch_size=BATCH_SIZE,

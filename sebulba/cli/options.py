@@ -11,9 +11,11 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
 import tyro
@@ -81,6 +83,16 @@ def choose(
             return chosen
         except SystemExit:
             sys.exit(0 if _HELP & set(words[:1]) else WRONG_INPUT)
+
+
+def to_paste(*words: str) -> str:
+    """The command ``sebulba`` with these ``words``, as a shell takes it in this directory."""
+    script, found = Path(sys.executable).with_name("sebulba"), shutil.which("sebulba")
+    if not script.exists() or (found and script.samefile(found)):
+        return shlex.join(["sebulba", *words])
+    here = Path.cwd()
+    shortest = script.relative_to(here) if script.is_relative_to(here) else script
+    return shlex.join([str(shortest), *words])
 
 
 def _paragraphs(docstring: str | None) -> str:

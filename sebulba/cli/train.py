@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import inspect
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -140,7 +139,7 @@ def _interrupted(config: Config) -> str:
 
 
 def _resume_command(preset: str, out: Path) -> str:
-    return shlex.join(["sebulba", "train", preset, "--out", str(out), "--resume"])
+    return options.to_paste("train", preset, "--out", str(out), "--resume")
 
 
 def _report(out: Path, rows: Sequence[Mapping[str, float | int | None]]) -> None:
@@ -153,4 +152,4 @@ def _report(out: Path, rows: Sequence[Mapping[str, float | int | None]]) -> None
         output.say(f"Return of the final parameters in their evaluation: {score:.2f}")
         output.say(f"Return of the best ones: {best:.2f}; sebulba eval takes --checkpoint best")
     output.say(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
-    output.say(f"Evaluate it with: {shlex.join(['sebulba', 'eval', str(out)])}")
+    output.say(f"Evaluate it with: {options.to_paste('eval', str(out))}")

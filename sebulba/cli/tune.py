@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> None:
     from sebulba.planning import tune
 
     trials: list[Trial] = []
-    train = shlex.join(["sebulba", "train", default.preset, *_of_the_config(words[1:], search)])
+    train = options.to_paste("train", default.preset, *_of_the_config(words[1:], search))
     with tune.TrainingRate(seconds) as measure:
         for trial in tune.search(given.config, measure):
             trials.append(trial)

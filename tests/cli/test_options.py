@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -101,3 +104,26 @@ def test_help_is_as_wide_as_the_terminal(
 
 def test_names_of_files() -> None:
     assert options.file_name("my.module:preset-Some/Env-v0") == "my.module-preset-Some-Env-v0"
+
+
+SCRIPTS = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    ("path", "directory", "name"),
+    [
+        (f"{SCRIPTS}:/usr/bin:/bin", "another", "sebulba"),
+        ("/usr/bin:/bin", SCRIPTS.parent, f"{SCRIPTS.name}/sebulba"),
+        ("/usr/bin:/bin", "another", f"{SCRIPTS}/sebulba"),
+    ],
+)
+def test_a_command_to_paste_works_in_a_shell_here(
+    path: str, directory: str | Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "another").mkdir()
+    monkeypatch.chdir(tmp_path / directory)
+    monkeypatch.setenv("PATH", path)
+    command = options.to_paste("presets", "a b", "--help")
+    assert command == f"{name} presets 'a b' --help"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "usage: sebulba presets" in done.stdout

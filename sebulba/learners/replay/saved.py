@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import math
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -49,13 +48,13 @@ class Saved:
             shard.load_state(state)
             with contextlib.ExitStack() as stack:
                 files = [stack.enter_context(path.open("rb")) for path in paths]
-                headers = [_read_header(file) for file in files]
+                for file in files:
+                    _read_header(file)
+                # They fit, as ``newest`` has seen.
+                likes = shard.storage.blocks(0, 0) if files else []
                 # Now ``used`` lists the places of the saved shard, in the order of its files.
                 for lane, slot in shard.used():
-                    blocks = [
-                        _read_block(file, shape[1:], dtype)
-                        for file, (shape, dtype) in zip(files, headers, strict=True)
-                    ]
+                    blocks = [_read_block(*pair) for pair in zip(files, likes, strict=True)]
                     shard.storage.load(lane, slot, blocks)
 
 
@@ -87,7 +86,9 @@ def _read(turn: int, path: Path, shards: Sequence[ReplayShard]) -> Saved:
         files = [snapshot.unrolls_file(path, number, leaf) for leaf in range(len(blocks))]
         for path_of_leaf, block in zip(files, blocks, strict=True):
             with path_of_leaf.open("rb") as file:
-                _check_same(*_read_header(file), (count, *block.shape), block.dtype)
+                # NumPy writes bfloat16, which is none of its own types, as bytes without a type.
+                as_written = np.dtype(block.dtype.str)
+                _check_same(*_read_header(file), (count, *block.shape), as_written)
                 if _checksum(file) != index["checksums"][path_of_leaf.name]:
                     raise ValueError(f"{path_of_leaf} is not what was written")
         states.append(state)
@@ -123,8 +124,9 @@ def _read_header(file: BinaryIO) -> tuple[Shape, np.dtype]:
     return shape, dtype
 
 
-def _read_block(file: BinaryIO, shape: Shape, dtype: np.dtype) -> np.ndarray:
-    return np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+def _read_block(file: BinaryIO, like: np.ndarray) -> np.ndarray:
+    """The next array, of the shape and dtype of ``like``."""
+    return np.frombuffer(file.read(like.nbytes), like.dtype).reshape(like.shape)
 
 
 def _checksum(file: BinaryIO) -> int:

@@ -12,10 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from replay_parts import STORAGES, B, Feed, assert_equal, everything, new_replay
+from replay_parts import (
+    NETWORK,
+    SPEC,
+    STORAGES,
+    B,
+    Feed,
+    assert_equal,
+    everything,
+    new_replay,
+)
 
+from sebulba import QAgent
 from sebulba.learners.replay.host import HostReplay
 from sebulba.learners.replay.snapshot import Snapshot
 
@@ -42,6 +53,24 @@ def test_a_replay_is_restored_exactly(kind: str, unrolls: int, tmp_path: Path) -
     assert_equal(everything(other), everything(replay))
     if unrolls > 3:
         assert_equal(draws_of(other), draws_of(replay))
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_a_state_of_a_type_that_is_not_numpys_own_is_restored(kind: str, tmp_path: Path) -> None:
+    class Half(QAgent):
+        def initial_state(self, batch_size: int) -> Any:
+            return jax.tree.map(
+                lambda leaf: leaf.astype(jnp.bfloat16), super().initial_state(batch_size)
+            )
+
+    replay, other = (new_replay(kind, agent=Half(NETWORK, SPEC)) for _ in range(2))
+    Feed(0).into(replay, 9)
+    replay.save(tmp_path / "5")
+    replay.finish()
+    assert other.load(tmp_path / "5") is None
+    assert any(part.dtype == jnp.bfloat16 for part in everything(other))
+    assert_equal(everything(other), everything(replay))
+    assert_equal(draws_of(other), draws_of(replay))
 
 
 @pytest.mark.parametrize("before", [7, 30])
