@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,8 +39,9 @@ def evaluated(config: sebulba.Config, params: Any, kind: type[QAgent] = QAgent) 
     return float(sebulba.evaluate(agent, params, make_env, 100).returns.mean())
 
 
-def train(name: str, topology: sebulba.Topology | None = None) -> Any:
-    return sebulba.train(presets.get(name), topology=topology or on(1), progress=False)
+def train(name: str, topology: sebulba.Topology | None = None, **changes: Any) -> Any:
+    config = dataclasses.replace(presets.get(name), **changes)
+    return sebulba.train(config, topology=topology or on(1), progress=False)
 
 
 @pytest.mark.parametrize(("num_devices", "num_inference"), [(1, None), (4, 2)])
@@ -65,7 +67,10 @@ def test_memory_is_not_learned_without_the_recurrent_state() -> None:
 
 
 def test_cartpole() -> None:
-    """The actors' returns, exploring ones included, reach 475; the policy alone keeps it."""
-    result = train("r2d2-cartpole")
+    """The actors' returns, exploring ones included, reach 475; the policy alone keeps it.
+
+    In half of the preset's steps, of which the first third would do for most seeds.
+    """
+    result = train("r2d2-cartpole", total_steps=350_000)
     assert max(row["episode_return_mean_100"] or 0 for row in result.metrics) >= 475
     assert evaluated(result.config, result.params) >= 475
