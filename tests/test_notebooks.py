@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from paths import ROOT
 
 NOTEBOOKS = ROOT / "examples" / "notebooks"
-SMALL = {"TOTAL_STEPS": "20_000", "SEEDS": "2"}
+SMALL = {"TOTAL_STEPS": "10_000", "SEEDS": "2"}
 """What the cells with parameters are given in a test."""
 
 

@@ -305,7 +305,7 @@ def test_environments_without_a_name_cannot_be_remote(address: str) -> None:
 @pytest.mark.usefixtures("compiled_as_for_users")
 @pytest.mark.parametrize(
     ("preset", "total_steps"),
-    [("vtrace-catch", 200_000), ("ppo-cartpole", 120_000), ("r2d2-catch", 120_000)],
+    [("vtrace-catch", 120_000), ("ppo-cartpole", 100_000), ("r2d2-catch", 120_000)],
 )
 def test_catch_is_learned_while_env_hosts_are_killed(
     preset: str, total_steps: int, address: str, monkeypatch: pytest.MonkeyPatch

@@ -86,8 +86,10 @@ def test_a_host_that_is_through_waits_for_the_other(start: Start, fault: str) ->
         assert said in ("done\n", "done\nsebulba: waiting for the other hosts to end\n"), said
 
 
-@pytest.mark.parametrize(("fault", "breaks"), [("raises", 1), ("lead-raises", 0)])
-@pytest.mark.parametrize("grace", ["4", "30"])
+@pytest.mark.parametrize(
+    ("fault", "breaks", "grace"),
+    [("raises", 1, "30"), ("lead-raises", 0, "30"), ("raises", 1, "4")],
+)
 def test_a_failure_on_one_host_ends_both_and_is_told(
     start: Start, fault: str, breaks: int, grace: str
 ) -> None:
@@ -126,8 +128,7 @@ def test_what_one_host_refuses_all_refuse(start: Start) -> None:
     assert re.search(r"error: host\(s\) \[1\] could not start, so this one, 0", hosts[0].text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize(("told", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_a_signal_ends_a_pod_that_stands_still(
     start: Start, told: int, number: signal.Signals
 ) -> None:

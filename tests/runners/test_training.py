@@ -68,9 +68,7 @@ def train(config: sebulba.Config, **parts: Any) -> sebulba.TrainResult:
     return sebulba.train(config, progress=False, **parts)
 
 
-@pytest.mark.parametrize(
-    "num_devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))]
-)
+@pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_learns_catch(num_devices: int) -> None:
     config = dataclasses.replace(
         presets.get("vtrace-catch"),
@@ -89,7 +87,7 @@ def test_learns_catch(num_devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_catch_preset_solves_it(seed: int) -> None:
     config = dataclasses.replace(presets.get("vtrace-catch"), seed=seed)
     assert train(config).metrics[-1]["episode_return_mean"] >= 0.95
