@@ -45,9 +45,8 @@ print(json.dumps(found))
 """
 
 
-# One of each kind: a chip's two cores as one device, one core, and two cores as two devices.
 @pytest.mark.slow
-@pytest.mark.parametrize("slice_name", ["v4-8", "v5e-8", "tpu7x-8"])
+@pytest.mark.parametrize("slice_name", ["v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
 def test_it_is_neither_padded_nor_copied(slice_name: str) -> None:
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'sebulba[tpu]'")
     words = [sys.executable, "-c", CODE, slice_name]

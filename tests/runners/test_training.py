@@ -87,7 +87,7 @@ def test_learns_catch(num_devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_catch_preset_solves_it(seed: int) -> None:
     config = dataclasses.replace(presets.get("vtrace-catch"), seed=seed)
     assert train(config).metrics[-1]["episode_return_mean"] >= 0.95
