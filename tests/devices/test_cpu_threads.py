@@ -53,7 +53,7 @@ def test_what_the_environment_says_stays() -> None:
 @pytest.mark.usefixtures("compiled_as_for_users")
 def test_large_convolutions_on_as_many_devices_as_cores(tmp_path: Path) -> None:
     """XLA ended this after 40 s: each device waited for a thread."""
-    options = ["--placement", "shared", "--total-steps", "1000"]
+    options = ["--placement", "shared", "--total-steps", "3000"]
     train = [sys.executable, "-m", "sebulba", "train", "ppo-atari", "--out", str(tmp_path)]
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     ran = subprocess.run(
