@@ -12,14 +12,14 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from sebulba.envs.contract import TimestepCheck, check_spec
 from sebulba.remote import compression, wire
 from sebulba.remote.handshake import Facts, Refused
-from sebulba.remote.link import Link, linked
+from sebulba.remote.link import Ended, Link, linked
 from sebulba.remote.security import Security
 from sebulba.remote.transport import Lost, connected
 from sebulba.remote.wire import Codec, Kind, WireError
@@ -72,7 +72,9 @@ class EnvHost:
 
     async def serve(self, lanes: int) -> None:
         """What ``run`` runs in an event loop."""
-        await _together(self._serve() for _ in range(lanes))
+        # One lane hears of it for all, also for those that wait for a place.
+        with contextlib.suppress(Ended):
+            await _together(self._serve() for _ in range(lanes))
 
     def measure(self, lanes: int, seconds: float = 5.0) -> str:
         """What the network and the trainer carry, in words: timesteps of zeros and their answers.
@@ -109,8 +111,8 @@ class EnvHost:
                 codec.decode_action(await link.receive(_ANSWER_SECONDS), number)
                 taken.append(time.perf_counter() - sent)
 
-    async def _serve(self) -> None:
-        """One lane, in as many lives as it takes."""
+    async def _serve(self) -> NoReturn:
+        """One lane, in as many lives as it takes until the run has ``Ended``."""
         codec = Codec(self.spec, compression.named(self.compress))
         alone, pause = time.monotonic(), _FIRST_PAUSE
         while True:
@@ -120,7 +122,8 @@ class EnvHost:
                     is_welcome = True
                     self.say(f"lane {words['lane']} of {self.address}")
                     await self._play(link, codec, int(words["seed"]))
-                return
+            except Ended:
+                raise
             except (Lost, Refused) as error:
                 failure: Exception = error
             if is_welcome:
@@ -162,8 +165,8 @@ class EnvHost:
     def _given_up(self, why: Exception) -> StallError:
         return StallError(f"no trainer at {self.address}: {why}")
 
-    async def _play(self, link: Link, codec: Codec, seed: int) -> None:
-        """Fresh environments, until the trainer ends the run or is lost."""
+    async def _play(self, link: Link, codec: Codec, seed: int) -> NoReturn:
+        """Fresh environments, until the trainer ends the run or is lost, which the link raises."""
         with concurrent.futures.ThreadPoolExecutor(1, "environments") as thread:
             loop = asyncio.get_running_loop()
             player = Player(codec, self.make_env)
@@ -172,8 +175,6 @@ class EnvHost:
                 while True:
                     link.post(message)
                     answer = await link.receive()
-                    if wire.kind_of(answer) is Kind.END:
-                        return
                     message = await loop.run_in_executor(thread, player.step, answer)
             finally:
                 await _ending(loop.run_in_executor(thread, player.close))

@@ -15,6 +15,10 @@ SILENT_SECONDS = 8.0
 """A side that is not heard of for so long is gone: its network, its machine or its process."""
 
 
+class Ended(Lost):
+    """The other side has said that the run is complete."""
+
+
 class Link:
     """One side of a conversation in which both take turns. Made by ``linked``."""
 
@@ -56,6 +60,8 @@ class Link:
                 raise Lost(f"not heard of for {SILENT_SECONDS:g} s") from error
             if kind_of(message) is Kind.HEARTBEAT:
                 continue
+            if kind_of(message) is Kind.END:
+                raise Ended("the run is complete")
             try:
                 self._inbox.put_nowait(message)
             except asyncio.QueueFull as error:
@@ -78,6 +84,7 @@ async def linked(connection: Connection) -> AsyncIterator[Link]:
     """A link by ``connection``. Where that ends, what runs inside the context is cancelled.
 
     Raises:
+      Ended: so has the run.
       Lost: the connection has ended.
       WireError: the other side has sent what is no message.
       Exception: the first that was raised inside.

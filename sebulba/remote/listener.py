@@ -9,7 +9,8 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, NoReturn
 
 from sebulba.remote import compression, wire
 from sebulba.remote.handshake import Facts, difference
@@ -151,10 +152,7 @@ class Listener:
             grace=_CLOSE_SECONDS,
         ) as port:
             self._opened.set_result(port)
-            is_complete = await self._closing
-            for lane in self._lanes.values():
-                if lane.life is not None:
-                    lane.life.send(wire.pack(Kind.END) if is_complete else Lost("the run ends"))
+            await self._closing
 
     async def _serve(self, connection: Connection, peer: str) -> None:
         visit, why = _Visit(peer), "the trainer has ended it"
@@ -206,20 +204,30 @@ class Listener:
             visit.lane = lane
             self._tell(f"lane {lane.number} is connected: {visit.peer}")
             link.post(wire.pack(Kind.WELCOME, {"lane": lane.number, "seed": seed}))
-            await self._alternate(link, life)
+            await self._until_closed(link, self._alternate(link, life))
 
     def _free_lane(self) -> Lane | None:
         return next((lane for lane in self._lanes.values() if lane.is_free()), None)
 
-    async def _alternate(self, link: Link, life: Life) -> None:
-        """A timestep, an action, a timestep, until the trainer says that this is the end."""
+    async def _alternate(self, link: Link, life: Life) -> NoReturn:
+        """A timestep, an action, a timestep, until either side is lost."""
         while True:
             life.deliver(await link.receive(self._step_seconds))
             # However long it takes: an env-host waits for a trainer that is slow.
-            message = await life.action()
-            if wire.kind_of(message) is Kind.END:
-                await _say_last(link, message)
-            link.post(message)
+            link.post(await life.action())
+
+    async def _until_closed(self, link: Link, talk: Coroutine[Any, Any, NoReturn]) -> NoReturn:
+        """Run ``talk``; at the end of the run say so at once, since a step may be long."""
+        talking = asyncio.create_task(talk)
+        try:
+            await asyncio.wait((talking, self._closing), return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                await talking  # Raises.
+        finally:
+            talking.cancel()
+        if self._closing.result():
+            await _say_last(link, wire.pack(Kind.END))
+        raise Lost("the run ends")
 
     async def _be_measured(self, link: Link) -> None:
         """Answer timesteps with actions that nobody chose."""
@@ -246,21 +254,24 @@ class _Visit:
     refused: str = ""
 
 
-async def _refuse(link: Link, why: str, is_final: bool) -> None:
+async def _refuse(link: Link, why: str, is_final: bool) -> NoReturn:
     await _say_last(link, wire.pack(Kind.REFUSAL, {"why": why, "final": is_final}))
 
 
-async def _say_last(link: Link, message: bytes) -> None:
+async def _say_last(link: Link, message: bytes) -> NoReturn:
     """Send a message after which the other side closes the connection.
 
     If this side did, the other might see the end before it has looked at the message.
 
     Raises:
-      Lost: it has done so, or not within seconds.
+      Lost: it has done so, or has not within seconds.
     """
     link.post(message)
-    await link.receive(_CLOSE_SECONDS)
-    raise Lost("it has answered the last word")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            while True:  # A timestep may be on its way.
+                await link.receive()
+    raise Lost("it has not closed the connection after the last word")
 
 
 class _Complaints:

@@ -12,6 +12,7 @@ import pytest
 from remote_parts import CATCH, OPEN, HostThread, Numbered, env_host, trainer
 
 from sebulba import envs
+from sebulba.remote import listener as listeners
 from sebulba.remote.env_host import EnvHost
 from sebulba.remote.handshake import facts
 from sebulba.remote.lanes import LaneError
@@ -267,6 +268,32 @@ def test_a_run_that_is_complete_ends_its_env_hosts() -> None:
         assert len({life.peer for life in lives if life}) == 2, "each has a connection of its own"
         for env in lanes:
             env.close()
+        listener.close(is_complete=True)
+        host.join()
+        assert host.error is None
+
+
+def test_a_run_that_is_complete_ends_env_hosts_in_a_long_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "_CLOSE_SECONDS", 0.5)
+    slow = Slow(4, 0, fast=1)
+    with trainer() as (listener, address), env_host(address, lambda *_: slow) as host:
+        env = env_of(listener)
+        env.reset()
+        threading.Timer(0.2, listener.shutdown).start()
+        with pytest.raises(ShutDown):
+            env.step(STAY)
+        listener.close(is_complete=True)
+        slow.released.set()
+        host.join()
+        assert host.error is None
+
+
+def test_a_run_that_is_complete_ends_lanes_that_it_had_no_place_for() -> None:
+    with trainer() as (listener, address), env_host(address, lanes=2) as host:
+        env_of(listener).reset()
+        until(lambda: "no free lane" in "".join(host.said))
         listener.close(is_complete=True)
         host.join()
         assert host.error is None
