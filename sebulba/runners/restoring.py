@@ -97,7 +97,7 @@ def _choose(directory: Path, checkpoint: Checkpoint) -> int:
     turn = turns[-1] if checkpoint is None else checkpoint
     if turn not in turns:
         raise ConfigError(
-            f"{directory} holds no checkpoint {turn}: it must be one of {turns}, or best. Set "
+            f"{directory} holds no checkpoint {turn!r}: it must be one of {turns}, or 'best'. Set "
             "checkpoint, on the command line with --checkpoint."
         )
     return turn

@@ -27,6 +27,8 @@ INTERRUPTED = 130
 PATIENCE = 6
 """How many times longer than usual nothing may move while a program is compiled."""
 _LOOK_SECONDS = 0.5
+_LATE_SECONDS = 5.0
+"""A look that comes so late finds a process that was stopped: by Ctrl-Z, or with its container."""
 _PRINT_SECONDS = 2.0
 _FOLLOW_SECONDS = 10.0
 """How long a run may take to end after another host has: the coordinator waits a little longer."""
@@ -144,6 +146,8 @@ class Watchdog:
         # When bytes of files moved last: on any host, and on this one.
         self._bytes_at = self._own_bytes_at = -math.inf
         self._files_heard: dict[int, str] = {}
+        # When this process went on after it was stopped, which counts as a move.
+        self._continued_at = -math.inf
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Watchdog]:
@@ -170,12 +174,20 @@ class Watchdog:
         self._end_process("ended at once by a second signal", INTERRUPTED)
 
     def _look_forever(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._wait():
             self._notice_files()
             self._hosts.tell(self._say())
             if error := self._hosts.first_failure():
                 self._stop(error)
             self._look()
+
+    def _wait(self) -> bool:
+        """Wait for the next look; whether the run has ended."""
+        due = time.monotonic() + _LOOK_SECONDS
+        has_ended = self._ended.wait(_LOOK_SECONDS)
+        if (now := time.monotonic()) - due > _LATE_SECONDS:
+            self._continued_at = now
+        return has_ended
 
     def _look(self) -> None:
         """End the run if it has stood still for too long."""
@@ -199,10 +211,12 @@ class Watchdog:
     def _moved(self) -> float:
         """When the learner did something last, or the evaluation, if that is longer ago."""
         moved, evaluation = self._learner_moved(), self.activities.evaluation
-        return moved if evaluation.idle else min(moved, evaluation.since)
+        if evaluation.idle:
+            return moved
+        return max(min(moved, evaluation.since), self._continued_at)
 
     def _learner_moved(self) -> float:
-        return max(self.activities.learner.since, self._bytes_at)
+        return max(self.activities.learner.since, self._bytes_at, self._continued_at)
 
     def _notice_files(self) -> None:
         before, self._bytes = self._bytes, _bytes_moved()

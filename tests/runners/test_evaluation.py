@@ -225,6 +225,9 @@ def test_an_older_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
         ConfigError, match=r"no checkpoint 4: it must be one of \[\d+, .*Set checkpoint, on"
     ):
         sebulba.evaluate_run(tmp_path, 3, checkpoint=4)
+    # A number is no text of it.
+    with pytest.raises(ConfigError, match=r"no checkpoint '6': it must be one of \[\d+, "):
+        sebulba.evaluate_run(tmp_path, 3, checkpoint="6")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -182,6 +183,33 @@ def test_a_host_that_waits_says_that_it_was_asked_to_stop() -> None:
             time.sleep(0.01)
     other = Watchdog(0, 60, Interrupt(), Hosts({1: hosts.told[0]}))
     assert other.is_asked_to_stop() and not Watchdog(0, 60, Interrupt()).is_asked_to_stop()
+
+
+STOPPED = """
+import os, signal, subprocess, time
+from sebulba.runtime import watchdog
+from sebulba.runtime.interrupt import Interrupt
+
+watchdog._LATE_SECONDS = 0.5
+dog = watchdog.Watchdog(1.5, 60, Interrupt())
+with dog.watch():
+    dog.activities.evaluation.set(EVALUATION, idle=IDLE)
+    continued = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)
+    assert continued.wait() == 0 and dog.error is None, dog.error
+    dog._ended.wait(2)
+    assert "nothing has moved" in str(dog.error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_process_that_was_stopped_may_go_on(evaluates: bool) -> None:
+    """As with Ctrl-Z and fg: it could not move, and does so a moment later."""
+    program = STOPPED.replace("EVALUATION", repr("evaluating")).replace("IDLE", str(not evaluates))
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_without_a_limit_nothing_is_too_long() -> None:
