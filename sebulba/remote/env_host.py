@@ -126,6 +126,10 @@ class EnvHost:
                 raise
             except (Lost, Refused) as error:
                 failure: Exception = error
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # Before Python 3.13, a TaskGroup that fails swallows its cancellation.
+                    raise asyncio.CancelledError from error
             if is_welcome:
                 alone, pause = time.monotonic(), _FIRST_PAUSE
             if 0 < self.patience_seconds < time.monotonic() - alone:
@@ -192,14 +196,20 @@ async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 async def _ending(closed: asyncio.Future[None]) -> None:
     """Wait for the environments to be closed; end the process where they never return."""
-    try:
-        async with asyncio.timeout(_HUNG_SECONDS):
-            await asyncio.shield(closed)
-    except TimeoutError:
-        # Nothing else ends a thread. Whoever has started this process can start it again.
-        text = f"a step of the environments has not ended after {_HUNG_SECONDS:g} s"
-        print(f"sebulba: {text}: this process ends", file=sys.stderr, flush=True)
-        os._exit(STALLED)
+    give_up, cancelled = time.monotonic() + _HUNG_SECONDS, None
+    while not closed.done():
+        if (left := give_up - time.monotonic()) <= 0:
+            # Nothing else ends a thread. Whoever has started this process can start it again.
+            text = f"a step of the environments has not ended after {_HUNG_SECONDS:g} s"
+            print(f"sebulba: {text}: this process ends", file=sys.stderr, flush=True)
+            os._exit(STALLED)
+        try:
+            await asyncio.wait((closed,), timeout=left)
+        except asyncio.CancelledError as error:  # Each lane that ends cancels the others.
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    closed.result()
 
 
 class Player:

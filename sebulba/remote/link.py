@@ -61,7 +61,7 @@ class Link:
             if kind_of(message) is Kind.HEARTBEAT:
                 continue
             if kind_of(message) is Kind.END:
-                raise Ended("the run is complete")
+                raise Ended("it says that the run is complete")
             try:
                 self._inbox.put_nowait(message)
             except asyncio.QueueFull as error:

@@ -146,8 +146,8 @@ class Watchdog:
         # When bytes of files moved last: on any host, and on this one.
         self._bytes_at = self._own_bytes_at = -math.inf
         self._files_heard: dict[int, str] = {}
-        # When this process went on after it was stopped, which counts as a move.
-        self._continued_at = -math.inf
+        # Each time that this process was stopped: when it went on, and for how long it had not.
+        self._stops: list[tuple[float, float]] = []
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Watchdog]:
@@ -185,9 +185,13 @@ class Watchdog:
         """Wait for the next look; whether the run has ended."""
         due = time.monotonic() + _LOOK_SECONDS
         has_ended = self._ended.wait(_LOOK_SECONDS)
-        if (now := time.monotonic()) - due > _LATE_SECONDS:
-            self._continued_at = now
+        if (late := (now := time.monotonic()) - due) > _LATE_SECONDS:
+            self._stops.append((now, late))
         return has_ended
+
+    def _counted(self, since: float) -> float:
+        """``since``, later by the time in which this process was stopped, which does not count."""
+        return since + sum(late for went_on, late in self._stops if went_on > since)
 
     def _look(self) -> None:
         """End the run if it has stood still for too long."""
@@ -211,12 +215,10 @@ class Watchdog:
     def _moved(self) -> float:
         """When the learner did something last, or the evaluation, if that is longer ago."""
         moved, evaluation = self._learner_moved(), self.activities.evaluation
-        if evaluation.idle:
-            return moved
-        return max(min(moved, evaluation.since), self._continued_at)
+        return moved if evaluation.idle else min(moved, self._counted(evaluation.since))
 
     def _learner_moved(self) -> float:
-        return max(self.activities.learner.since, self._bytes_at, self._continued_at)
+        return self._counted(max(self.activities.learner.since, self._bytes_at))
 
     def _notice_files(self) -> None:
         before, self._bytes = self._bytes, _bytes_moved()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from sebulba.remote.lanes import LaneError
 from sebulba.remote.listener import Listener
 from sebulba.runtime.queues import ShutDown
 from sebulba.runtime.watchdog import StallError
-from sebulba.types import Env, EnvsLost, Timestep
+from sebulba.types import Env, EnvsLost, MakeEnv, Timestep
 from sebulba.validation import ConfigError
 
 STAY = np.ones(4, np.int32)
@@ -138,11 +139,13 @@ class Slow(envs.Catch):
     def __init__(self, num_envs: int, seed: int, seconds: float = 60.0, fast: int = 0) -> None:
         super().__init__(num_envs, seed)
         self.released = threading.Event()
+        self.is_slow = False
         self._seconds, self._fast = seconds, fast
 
     def step(self, action: np.ndarray[Any, Any]) -> Timestep:
         self._fast -= 1
-        if self._fast < 0:
+        self.is_slow = self._fast < 0
+        if self.is_slow:
             self.released.wait(self._seconds)
         return super().step(action)
 
@@ -288,6 +291,56 @@ def test_a_run_that_is_complete_ends_env_hosts_in_a_long_step(
         slow.released.set()
         host.join()
         assert host.error is None
+
+
+def second_is_slow(slow: Slow) -> MakeEnv:
+    """Makes ``slow`` for one of two lanes."""
+    made = iter([envs.Catch(4, 0), slow])
+    return lambda num_envs, seed: next(made)
+
+
+def test_a_lane_in_a_long_step_holds_no_other_up_at_the_end() -> None:
+    slow = Slow(4, 0, fast=1)
+    with (
+        trainer(lanes=2) as (listener, address),
+        env_host(address, second_is_slow(slow), lanes=2) as host,
+    ):
+        step_until_slow([env_of(listener, lane) for lane in range(2)], slow)
+        listener.close(is_complete=True)
+        goes_on = threading.Event()
+        host._loop.call_soon_threadsafe(goes_on.set)
+        assert goes_on.wait(5), "the guard against steps that never end cannot act"
+        slow.released.set()
+        host.join()
+        assert host.error is None
+
+
+def test_a_lane_that_was_lost_in_a_long_step_ends_with_the_others() -> None:
+    slow = Slow(4, 0, fast=1)
+    with (
+        trainer(lanes=2, step_seconds=0.5) as (listener, address),
+        env_host(address, second_is_slow(slow), lanes=2) as host,
+    ):
+        step_until_slow([env_of(listener, lane) for lane in range(2)], slow)
+        until(lambda: listener.connected() == 1)
+        listener.close(is_complete=True)
+        slow.released.set()
+        host.join()
+        assert host.error is None
+
+
+def step_until_slow(lanes: list[Env], slow: Slow) -> None:
+    """Step both lanes once, each in a thread, which ends with the run."""
+
+    def step(env: Env) -> None:
+        with contextlib.suppress(ShutDown, EnvsLost):
+            env.step(STAY)
+
+    for env in lanes:
+        env.reset()
+    for env in lanes:
+        threading.Thread(target=step, args=(env,)).start()
+    until(lambda: slow.is_slow)
 
 
 def test_a_run_that_is_complete_ends_lanes_that_it_had_no_place_for() -> None:
