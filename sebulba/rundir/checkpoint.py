@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +56,25 @@ class _ArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]  # Or
         return await super().serialize(values, infos, args)
 
     async def deserialize(self, infos: Any, args: Any = None) -> Any:
-        """Wait for all arrays, also where one cannot be read.
+        return await _all(super().deserialize(infos, args))
 
-        Orbax closes the event loop as soon as one fails. For each array that is still being read
-        then, Python, its logger or TensorStore's threads would print that nobody waits for it.
-        """
-        before = asyncio.all_tasks()
-        try:
-            return await super().deserialize(infos, args)
-        except Exception:
-            while left := asyncio.all_tasks() - before:
-                await asyncio.gather(*left, return_exceptions=True)
-            raise
+    async def metadata(self, infos: Any) -> Any:
+        return await _all(super().metadata(infos))
+
+
+async def _all(reads: Coroutine[Any, Any, Any]) -> Any:
+    """Wait for all arrays, also where one cannot be read.
+
+    Orbax closes the event loop as soon as one fails. For each array that is still being read then,
+    Python, its logger or TensorStore's threads would print that nobody waits for it.
+    """
+    before = asyncio.all_tasks()
+    try:
+        return await reads
+    except Exception:
+        while left := asyncio.all_tasks() - before:
+            await asyncio.gather(*left, return_exceptions=True)
+        raise
 
 
 _TYPES = ocp.type_handlers.create_type_handler_registry(
@@ -232,19 +239,33 @@ class Checkpointer:
                 f"checkpoint {turn} in {self._directory} does not fit this config's network and "
                 f"optimizer: {found}. Use the config, agent and optimizer that wrote it."
             )
-        template = {item: jax.tree.map(_abstract, tree)}
-        arrays = ocp.args.PyTreeRestore(
-            template,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-            partial_restore=True,
-        )
         with self._reading(turn):
+            template = {item: self._in_written_form(turn, item, tree)}
+            arrays = ocp.args.PyTreeRestore(
+                template,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(template),
+                partial_restore=True,
+            )
             args = ocp.args.Composite(arrays=arrays)
-            data = self._manager.restore(turn, args=args)["arrays"][item]
-            restored = jax.tree.map(_as_keys, tree, data)
+            data = contents.named(self._manager.restore(turn, args=args)["arrays"][item])
+            restored = jax.tree_util.tree_map_with_path(
+                lambda path, leaf: _as_keys(leaf, data[contents.name(path)]), tree
+            )
             if changed := contents.changed(record[item], restored):
                 raise ValueError(f"{', '.join(changed)}: not what was written")
         return restored
+
+    def _in_written_form(self, turn: int, item: str, tree: Any) -> Any:
+        """Shapes and shardings of ``tree``, whose arrays have the names of those that were written.
+
+        Parts without arrays may differ, as those of an optimizer that has one step more or less:
+        Orbax would refuse them.
+        """
+        leaves = contents.named(tree)
+        written = self._manager.item_metadata(turn)["arrays"].tree[item]
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: _abstract(leaves[contents.name(path)]), written
+        )
 
     @contextlib.contextmanager
     def _reading(self, turn: int) -> Iterator[None]:

@@ -47,6 +47,16 @@ def changed(there: Contents, tree: Any) -> list[str]:
     ]
 
 
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree under their dotted names."""
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def name(path: Any) -> str:
+    """The dotted name of a path in a tree."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def digest(record: Mapping[str, Any]) -> str:
     """Of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -87,8 +97,6 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 def _types(tree: Any) -> dict[str, str]:
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (
-            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for name, leaf in named(tree).items()
     }

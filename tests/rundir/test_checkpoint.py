@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from whole_runs import on, rows_of, tiny
 
@@ -215,6 +216,18 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"checkpoint 5 .*does not fit.*{says}") as caught:
             restore(tmp_path, template)
         assert "damage" not in str(caught.value) and "remove" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_parts_without_arrays_may_differ(kind: Any, tmp_path: Path) -> None:
+    """As of AdamW and Adam, whose states have three parts and two, of which one has arrays."""
+    of_adam = optax.adam(1e-3).init(state().params)
+    written = {"train": kind([of_adam[0], optax.EmptyState(), optax.EmptyState(), None, {}])}
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(5, written, state().params, {})
+        found, *_ = checkpoints.restore(5, {"train": of_adam}, state().params)
+    jax.tree.map(np.testing.assert_array_equal, found, {"train": of_adam})
+    assert jax.tree.structure(found) == jax.tree.structure({"train": of_adam})
 
 
 def test_counts_come_back_exactly(tmp_path: Path) -> None:
