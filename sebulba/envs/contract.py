@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ class TimestepCheck:
         self.steps = 0
         self._spec = spec
         self._forms: Any = None  # Of the last timestep that was compared with the spec.
-        self._floats: list[int] = []  # Which of its arrays may hold what is not finite.
+        self._floats: list[int] = []  # Which of its arrays may hold what is not finite,
+        self._wide: list[int] = []  # ... and which whole numbers that JAX would cut off.
         self._started: Any = None  # Where ``first`` was set in the last timestep; None if nowhere.
 
     def reset(self, timestep: Timestep) -> None:
@@ -89,10 +91,17 @@ class TimestepCheck:
             check_timestep(timestep, self._spec, when)
             self._forms = forms
             self._floats = [i for i, (_, array) in enumerate(arrays) if _is_float(array.dtype)]
+            self._wide = [
+                i
+                for i, (name, array) in enumerate(arrays)
+                if name.startswith("observation") and _is_wide(array.dtype)
+            ]
         for index in self._floats:
             array = arrays[index][1]
-            if np.count_nonzero(np.isfinite(array)) < array.size:
+            if np.count_nonzero(_is_finite(array)) < array.size:
                 _refuse_infinite(timestep, when)
+        for index in self._wide:
+            _check_width(*arrays[index], when)
         if np.count_nonzero(timestep.first):
             _check_starts(timestep, self._started, when)
             self._started = np.array(timestep.first)  # A copy, since some use their arrays again.
@@ -126,6 +135,11 @@ def check_spec(spec: EnvSpec, num_envs: int | None = None) -> None:
         )
     for path, told in observed:
         _check_array_spec(f"the environment's observation{path}", told)
+    if not any(math.prod(told.shape) for _, told in observed):
+        raise ConfigError(
+            "the environment's observation is empty: it must have a number or more. Observe a "
+            "constant, if there is nothing to see."
+        )
     if not isinstance(spec.action, ActionSpec):
         raise ConfigError(
             f"the environment's action is {spec.action!r}: it must be a DiscreteSpec, a "
@@ -275,6 +289,10 @@ def _is_numeric(dtype: Any) -> bool:
         return False
 
 
+def _is_wide(dtype: Any) -> bool:
+    return dtype.kind in "iu" and bool(dtype.itemsize > 4)
+
+
 def _is_float(dtype: Any) -> bool:
     return not np.can_cast(dtype, np.int64, "same_kind")
 
@@ -328,14 +346,36 @@ def _refuse_infinite(timestep: Timestep, when: str) -> None:
     """Raise the error about the first array of ``timestep`` that is not finite, if there is one."""
     for name, given in _arrays(timestep):
         array = np.asarray(given)
-        finite = np.isfinite(array)
+        finite = _is_finite(array)
         if not finite.all():
             wrong = ~finite.reshape(len(array), -1).all(axis=1)
             raise ConfigError(
                 f"the {name} of {_named(wrong)} is {array[~finite][0]} {when}: it must be finite, "
-                "or the network's weights would not stay so. Correct the environment, or replace "
-                "such numbers there."
+                "as a float of 32 bits, or the network's weights would not stay so. Correct the "
+                "environment, or replace such numbers there."
             )
+
+
+def _is_finite(array: Any) -> Any:
+    """Of each number, whether it is finite and stays so in the 32 bits that JAX has for it."""
+    if array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+    return np.isfinite(array)
+
+
+def _check_width(name: str, array: Any, when: str) -> None:
+    """Raise the error about whole numbers of 64 bits that are others in 32, if there are any."""
+    narrow = _of_jax(array.dtype)
+    wrong = array.astype(narrow) != array
+    if np.count_nonzero(wrong):
+        envs = wrong.reshape(len(array), -1).any(axis=1)
+        limits = np.iinfo(narrow)
+        raise ConfigError(
+            f"the {name} of {_named(envs)} is {array[wrong][0]} {when}: it must be from "
+            f"{limits.min} to {limits.max}, since JAX has 32 bits for it. Observe it as a float "
+            "of a moderate size, or leave it out."
+        )
 
 
 def _named(envs: np.ndarray[Any, Any]) -> str:

@@ -192,10 +192,18 @@ def _batches(
         next_step = vector.AutoresetMode.NEXT_STEP
         if not processes:
             return [_Batch(vector.SyncVectorEnv(makers, autoreset_mode=next_step))]
-        # Forked, they would have a copy of JAX's locks, perhaps held.
-        return [
-            _Batch(vector.AsyncVectorEnv(makers, context="forkserver", autoreset_mode=next_step))
-        ]
+        try:
+            # Forked, they would have a copy of JAX's locks, perhaps held.
+            context = "forkserver"
+            return [
+                _Batch(vector.AsyncVectorEnv(makers, context=context, autoreset_mode=next_step))
+            ]
+        except (ConnectionError, EOFError) as error:
+            raise ValueError(
+                f"the processes of the environments have not started ({error}). Each of them first "
+                "imports the script that makes them: in it, put what trains below "
+                "if __name__ == '__main__'. Or leave processes out."
+            ) from error
     if processes:
         raise ValueError(
             "processes is True, but make returns a vector environment, which has its own way to "

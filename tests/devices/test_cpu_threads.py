@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -47,20 +46,3 @@ def test_each_of_several_devices_has_a_thread_more() -> None:
 
 def test_what_the_environment_says_stays() -> None:
     assert threads(3, NPROC="6") == 6
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_as_for_users")
-def test_large_convolutions_on_as_many_devices_as_cores(tmp_path: Path) -> None:
-    """XLA ended this after 40 s: each device waited for a thread."""
-    options = ["--placement", "shared", "--total-steps", "3000"]
-    train = [sys.executable, "-m", "sebulba", "train", "ppo-atari", "--out", str(tmp_path)]
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
-    ran = subprocess.run(
-        ["taskset", "-c", cores, *train, *options],
-        cwd=ROOT,
-        env=environment(2),
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]

@@ -55,6 +55,39 @@ def test_what_jax_takes_for_the_same_passes() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (np.int64(2**40 + 7), r"environment 1 is 1099511627783 .* from -2147483648 to 2147483647"),
+        (np.int64(-(2**31) - 1), "environment 1 is -2147483649 in step 1"),
+        (np.uint64(2**32), "from 0 to 4294967295"),
+        (np.float64(1e39), "environment 1 is 1e.39 in step 1: it must be finite, as a float of 32"),
+        (np.int64(2**31 - 1), None),
+        (np.uint64(2**32 - 1), None),
+        (np.float64(1e38), None),
+    ],
+)
+def test_numbers_that_would_become_others_in_32_bits_are_refused(number: Any, says: Any) -> None:
+    spec = SPEC._replace(observation=ArraySpec((2,), number.dtype))
+    check = TimestepCheck(spec)
+    check.reset(GOOD._replace(observation=np.zeros((B, 2), number.dtype)))
+    given = np.zeros((B, 2), number.dtype)
+    given[1, 1] = number
+    step = GOOD._replace(observation=given, first=np.zeros(B, np.bool_))
+    if says is None:
+        check.step(step)
+        return
+    with pytest.raises(ConfigError, match=says):
+        check.step(step)
+
+
+def test_an_observation_of_no_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="observation is empty: it must have a number or more"):
+        check_spec(SPEC._replace(observation=ArraySpec((0,), np.dtype(np.float32))))
+    some = {"none": ArraySpec((0,), np.dtype(np.float32)), "one": ArraySpec((), np.dtype(np.int32))}
+    check_spec(SPEC._replace(observation=some))
+
+
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_a_training_ends_with_it(method: str) -> None:
     class Bytes(envs.Catch):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -92,6 +95,21 @@ def test_processes_give_what_one_process_gives() -> None:
             np.testing.assert_array_equal(mine, theirs)
     here.close()
     there.close()
+
+
+UNGUARDED = """
+from sebulba.envs import GymnasiumEnv
+
+GymnasiumEnv("CartPole-v1", 1, 3, processes=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_its_processes_would_run_again_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert "below if __name__ == '__main__'" in ran.stderr.splitlines()[-1]
 
 
 NUMBERS = spaces.Dict(
