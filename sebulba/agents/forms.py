@@ -34,6 +34,9 @@ def check_forms(agent: Agent, spec: EnvSpec, needs: Needs) -> None:
     Raises:
       ConfigError: one is other than the learner needs.
     """
+    if isinstance(agent, type):
+        name = agent.__name__
+        raise ConfigError(f"agent is the class {name}: it must be an object, such as {name}(...).")
     batch = spec.num_envs
     length = 4 if batch == 3 else 3  # Not the same number, or swapped axes would not be noticed.
     for method in ("init", "initial_state", "act", "unroll"):

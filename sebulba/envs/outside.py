@@ -96,19 +96,21 @@ def _of_gymnasium(
         return GymnasiumEnv(name, num_envs, seed, options, processes)
     from sebulba.envs.dm_env import DmEnv
 
-    return GymnasiumEnv(partial(DmEnv, _named(name), options), num_envs, seed, processes=processes)
+    make = partial(DmEnv, _named(name, "dm_env:"), options)
+    return GymnasiumEnv(make, num_envs, seed, processes=processes)
 
 
-def _named(path: str) -> Callable[..., Any]:
-    """``module:name``, imported."""
+def _named(path: str, prefix: str = "") -> Callable[..., Any]:
+    """``module:name``, imported; ``prefix`` comes before it in the name of the environment."""
     module, _, name = path.rpartition(":")
     _find_modules_here()
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"environment {path!r} cannot be found ({error}): write it as module:name, and start "
-            "from the directory that holds the module, or install it."
+            f"environment {prefix + path!r} cannot be found ({error}): write it as "
+            f"{prefix}module:name, and start from the directory that holds the module, or install "
+            "it."
         ) from error
     return found
 

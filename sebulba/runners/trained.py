@@ -70,10 +70,13 @@ class TrainedAgent:
 
         Raises:
           ValueError: the observation has other shapes than ``spec``, or is of another number of
-            environments than the last one, without a ``reset`` between them.
+            environments than the last one, without a ``reset`` between them, or than ``reward`` or
+            ``first``.
         """
         observed, is_one = self._batched(observation)
         batch = len(named_arrays(observed)[0][1])
+        rewards = _of_each("reward", np.asarray(reward, np.float32), batch)
+        starts = _of_each("first", np.asarray(first, bool), batch)
         begins = self._batch is None
         if begins:
             self._batch, self._state = batch, self.agent.initial_state(batch)
@@ -86,9 +89,9 @@ class TrainedAgent:
             )
         timestep = Timestep(
             observation=None,
-            reward=np.broadcast_to(np.asarray(reward, np.float32), (batch,)),
+            reward=rewards,
             discount=np.ones(batch, np.float32),
-            first=np.broadcast_to(np.asarray(first, bool) | begins, (batch,)),
+            first=starts | begins,
         )
         timestep = timestep._replace(observation=self._with_action(observed, timestep.first))
         key = jax.random.fold_in(self._key, self._steps)
@@ -131,6 +134,16 @@ class TrainedAgent:
             return observed
         mask = first.reshape(-1, *[1] * (self._last_action.ndim - 1))
         return {"observation": observed, "action": np.where(mask, 0, self._last_action)}
+
+
+def _of_each(name: str, given: np.ndarray, batch: int) -> np.ndarray:
+    """A number for each environment, from one for all or as many."""
+    if given.shape not in ((), (batch,)):
+        raise ValueError(
+            f"{name} has the shape {given.shape}: it must be a number, or ({batch},), one for each "
+            "environment."
+        )
+    return np.broadcast_to(given, (batch,))
 
 
 def load(

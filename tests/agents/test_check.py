@@ -168,6 +168,7 @@ def test_a_right_agent_is_not_refused() -> None:
             "CannotUnroll: unroll is None; it must be a function, as sebulba.Agent says",
         ),
         (object, "object: init is missing; it must be a function"),
+        (lambda: OutOfRange, r"agent is the class OutOfRange: it must be an object, such as Out"),
         (SaysNothing, "tuple without log_prob and raw.*sebulba.Behavior"),
     ],
 )

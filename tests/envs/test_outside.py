@@ -81,7 +81,7 @@ def test_a_module_is_found_in_the_current_directory(
         (
             "dm_env:no_module_here:make",
             {},
-            "'no_module_here:make' cannot be found .*no_module_here",
+            "'dm_env:no_module_here:make' cannot be found .*no_module_here.*as dm_env:module:name",
         ),
         ("json:no_name_here", {}, "no_name_here.*cannot be found"),
         (":x", {}, "cannot be found"),

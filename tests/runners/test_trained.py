@@ -142,6 +142,12 @@ def test_wrong_observations(catch: Path) -> None:
         agent.act(np.zeros(7))
     with pytest.raises(ValueError, match="the observation is not as"):
         agent.act({"pixels": np.zeros(shape)})
+    agent.reset()
+    for wrong in ({"first": [True, False]}, {"reward": np.zeros((3, 1))}):
+        with pytest.raises(ValueError, match=r"has the shape .* or \(3,\), one for each"):
+            agent.act(np.zeros((3, *shape)), **wrong)
+    # Nothing was begun by them.
+    assert agent.act(np.zeros((2, *shape)), reward=[0, 1], first=True).shape == (2,)
 
 
 def test_damaged_exports(catch: Path, tmp_path: Path) -> None:
