@@ -22,6 +22,7 @@ class TestBreakoutMachado(EnvBattery):
         return envs.make(BREAKOUT, 2, seed=seed, options={"max_episode_steps": 5})
 
 
+@pytest.mark.slow
 class TestBreakoutImpala(EnvBattery):
     num_steps = 8
 

@@ -283,6 +283,7 @@ def test_bad_arguments() -> None:
         envs.make("CartPole-v1", 3, seed=0).step(np.zeros(2, np.int32))
 
 
+@pytest.mark.slow
 def test_what_imports_envpool_is_free_again() -> None:
     """Else the first training of a process would keep all that it had on devices."""
     program = """

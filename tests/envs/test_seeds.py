@@ -40,7 +40,7 @@ FIXED = [
     "CliffWalking-v1",
     "MiniGrid-Empty-5x5-v0",
     "motorFingerPoseFixed-v0",
-    "MyoHandMugFixed-v0",
+    pytest.param("MyoHandMugFixed-v0", marks=pytest.mark.slow),
 ]
 """Deterministic by their rules, whatever their seed."""
 

@@ -87,9 +87,8 @@ def test_an_update_in_microbatches() -> None:
     assert gradient.all_reduce_bytes > 0 == rest.all_reduce_bytes
 
 
-@pytest.mark.parametrize(
-    "preset", ["ppo-cartpole", pytest.param("pqn-cartpole", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["ppo-cartpole", "pqn-cartpole"])
 def test_epochs_of_minibatches_are_parts_of_one_update(preset: str) -> None:
     config = tiny(preset, num_epochs=2, num_minibatches=4)
     programs = lowered(config, Topology.split(1, jax.devices()[:3]))
