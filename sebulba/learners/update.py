@@ -81,7 +81,7 @@ class SynchronizedUpdate:
         Args:
           loss: computed on each device's share of a batch.
           axes: prefix of the tree of each part of a batch, with the axis of B.
-          optimizer: any Optax optimizer.
+          optimizer: any Optax optimizer that needs gradients and parameters alone.
           topology: the learner devices of all hosts.
           num_microbatches: calls in which the gradient is computed, each on an equal part of every
             device's share of B. With several short calls, a device that also acts can act between

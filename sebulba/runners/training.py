@@ -113,7 +113,8 @@ def train(
       make_env: ``make_env(num_envs, seed)``, instead of ``config.env``. For the reference agent
         with an LSTM, the last action is added to its observations (``envs.PreviousAction``).
       agent: instead of the reference agent. It is checked once, as by ``sebulba.check_agent``.
-      optimizer: instead of ``config.optimizer``.
+      optimizer: instead of ``config.optimizer``; one that needs gradients and parameters alone, not
+        the value of the loss as ``optax.contrib.reduce_on_plateau`` does.
       topology: instead of the placement of devices that ``config`` describes.
       listen: where env-hosts connect to, if ``config.remote_lanes``.
       sinks: where the rows of metrics go besides the run directory, such as ``LivePlot()``.
