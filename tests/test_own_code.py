@@ -120,7 +120,7 @@ def test_an_own_recurrent_agent_keeps_the_rules() -> None:
     ("name", "steps"), [("own_ppo", 100_000), ("own_recurrent_agent", 400_000)]
 )
 def test_an_own_ppo_and_an_own_recurrent_agent_learn(name: str, steps: int) -> None:
-    """Of ten runs, the recurrent agent began to answer right after 30,000 to 240,000 steps."""
+    """Of nine runs, the recurrent agent answered right after 44,000 to 236,000 steps."""
     mean = importlib.import_module(name).main(total_steps=steps)
     assert mean is not None and mean > 0.9
 
