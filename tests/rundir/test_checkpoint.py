@@ -230,6 +230,41 @@ def test_parts_without_arrays_may_differ(kind: Any, tmp_path: Path) -> None:
     assert jax.tree.structure(found) == jax.tree.structure({"train": of_adam})
 
 
+@jax.tree_util.register_pytree_node_class
+class Unnamed:
+    """Of a library that gives no names to the parts of its nodes."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def tree_flatten(self) -> Any:
+        return self.parts, None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, parts: Any) -> Unnamed:
+        return cls(*parts)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda *a: {"mlp/~/linear_0": {"w": a[0]}, "a.b": a[1]},
+        lambda *a: {2: a[0], 10: {1: a[1]}},
+        lambda *a: list(a),
+        lambda *a: Unnamed(a[0], Unnamed(a[1])),
+        lambda *a: a[0],
+    ],
+    ids=["names with signs", "numbers", "a list of more than ten", "unnamed", "one array"],
+)
+def test_trees_of_any_form_come_back(form: Any, tmp_path: Path) -> None:
+    params = form(*(jnp.arange(3.0) + number for number in range(12)))
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(5, {"train": params}, params, {})
+        found, *_ = checkpoints.restore(5, {"train": params}, params)
+    assert jax.tree.structure(found) == jax.tree.structure({"train": params})
+    jax.tree.map(np.testing.assert_array_equal, found, {"train": params})
+
+
 def test_counts_come_back_exactly(tmp_path: Path) -> None:
     save(tmp_path, 5)
     assert restore(tmp_path)[1] == {"steps": 5 / 7, "updates": 5}
