@@ -8,7 +8,8 @@ import dataclasses
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from sebulba.remote.env_host import EnvHost
 from sebulba.remote.handshake import facts
 from sebulba.remote.listener import Listener
 from sebulba.remote.security import Security
-from sebulba.types import ArraySpec, DiscreteSpec, EnvSpec, MakeEnv, Timestep
+from sebulba.types import ArraySpec, DiscreteSpec, Env, EnvSpec, MakeEnv, Timestep
 
 CATCH = envs.Catch(4, 0).spec
 OPEN = Security()
+STAY = np.ones(4, np.int32)
+"""Actions for four environments."""
 LENGTH = 7
 """Steps of an episode of ``Numbered``."""
 
@@ -52,6 +55,36 @@ class Numbered:
         first = np.full(self._num_envs, self._step % (LENGTH + 1) == 0)
         ones = np.ones(self._num_envs, np.float32)
         return Timestep(observation, 0 * ones, ones, first)
+
+
+class Slow(envs.Catch):
+    """Catch that takes its time in steps after the first ``fast`` ones, or until ``released``."""
+
+    def __init__(self, num_envs: int, seed: int, seconds: float = 60.0, fast: int = 0) -> None:
+        super().__init__(num_envs, seed)
+        self.released = threading.Event()
+        self.is_slow = False
+        self._seconds, self._fast = seconds, fast
+
+    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
+        self._fast -= 1
+        self.is_slow = self._fast < 0
+        if self.is_slow:
+            self.released.wait(self._seconds)
+        return super().step(action)
+
+
+def until(holds: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait until it does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def env_of(listener: Listener, lane: int = 0, seed: int = 3) -> Env:
+    """The environments of a lane, as its actor has them."""
+    return listener.make_env(lane)(4, seed)
 
 
 @contextlib.contextmanager

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from remote_parts import CATCH, OPEN, HostThread, Numbered, env_host, trainer
+from remote_parts import (
+    CATCH,
+    OPEN,
+    STAY,
+    HostThread,
+    Numbered,
+    Slow,
+    env_host,
+    env_of,
+    trainer,
+    until,
+)
 
 from sebulba import envs
-from sebulba.remote import listener as listeners
 from sebulba.remote.env_host import EnvHost
 from sebulba.remote.handshake import facts
 from sebulba.remote.lanes import LaneError
 from sebulba.remote.listener import Listener
-from sebulba.runtime.queues import ShutDown
-from sebulba.runtime.watchdog import StallError
-from sebulba.types import Env, EnvsLost, MakeEnv, Timestep
+from sebulba.types import Env, EnvsLost, Timestep
 from sebulba.validation import ConfigError
 
-STAY = np.ones(4, np.int32)
 FACTS = facts("sebulba/Catch", {}, "machado", CATCH)
 NUMBERED = Numbered(4, 0).spec
-
-
-def until(holds: Callable[[], object], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def env_of(listener: Listener, lane: int = 0, seed: int = 3) -> Env:
-    return listener.make_env(lane)(4, seed)
 
 
 def told(listener: Listener) -> str:
@@ -131,23 +124,6 @@ def test_what_a_lane_did_is_counted() -> None:
     assert seconds[0] >= 0.02 and seconds[1] >= 0.009 and seconds[2] > 0
     # The trainer's part of the first step began with the answer to the reset.
     assert sum(seconds) * 10 <= end - reset
-
-
-class Slow(envs.Catch):
-    """Catch that takes its time in steps after the first ``fast`` ones, or until ``released``."""
-
-    def __init__(self, num_envs: int, seed: int, seconds: float = 60.0, fast: int = 0) -> None:
-        super().__init__(num_envs, seed)
-        self.released = threading.Event()
-        self.is_slow = False
-        self._seconds, self._fast = seconds, fast
-
-    def step(self, action: np.ndarray[Any, Any]) -> Timestep:
-        self._fast -= 1
-        self.is_slow = self._fast < 0
-        if self.is_slow:
-            self.released.wait(self._seconds)
-        return super().step(action)
 
 
 def test_environments_that_hang_are_dropped_and_come_back() -> None:
@@ -260,137 +236,6 @@ def test_what_breaks_a_rule_of_environments_ends_the_env_host() -> None:
                 env.step(STAY)
         host.join()
         assert isinstance(host.error, ConfigError) and "must be finite" in str(host.error)
-
-
-def test_a_run_that_is_complete_ends_its_env_hosts() -> None:
-    with trainer(lanes=2) as (listener, address), env_host(address, lanes=2) as host:
-        lanes = [env_of(listener, lane) for lane in range(2)]
-        for env in lanes:
-            env.reset()
-        lives = [lane.life for lane in listener._lanes.values()]
-        assert len({life.peer for life in lives if life}) == 2, "each has a connection of its own"
-        for env in lanes:
-            env.close()
-        listener.close(is_complete=True)
-        host.join()
-        assert host.error is None
-
-
-def test_a_run_that_is_complete_ends_env_hosts_in_a_long_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listeners, "_CLOSE_SECONDS", 0.5)
-    slow = Slow(4, 0, fast=1)
-    with trainer() as (listener, address), env_host(address, lambda *_: slow) as host:
-        env = env_of(listener)
-        env.reset()
-        threading.Timer(0.2, listener.shutdown).start()
-        with pytest.raises(ShutDown):
-            env.step(STAY)
-        listener.close(is_complete=True)
-        slow.released.set()
-        host.join()
-        assert host.error is None
-
-
-def second_is_slow(slow: Slow) -> MakeEnv:
-    """Makes ``slow`` for one of two lanes."""
-    made = iter([envs.Catch(4, 0), slow])
-    return lambda num_envs, seed: next(made)
-
-
-def test_a_lane_in_a_long_step_holds_no_other_up_at_the_end() -> None:
-    slow = Slow(4, 0, fast=1)
-    with (
-        trainer(lanes=2) as (listener, address),
-        env_host(address, second_is_slow(slow), lanes=2) as host,
-    ):
-        step_until_slow([env_of(listener, lane) for lane in range(2)], slow)
-        listener.close(is_complete=True)
-        goes_on = threading.Event()
-        host._loop.call_soon_threadsafe(goes_on.set)
-        assert goes_on.wait(5), "the guard against steps that never end cannot act"
-        slow.released.set()
-        host.join()
-        assert host.error is None
-
-
-def test_a_lane_that_was_lost_in_a_long_step_ends_with_the_others() -> None:
-    slow = Slow(4, 0, fast=1)
-    with (
-        trainer(lanes=2, step_seconds=0.5) as (listener, address),
-        env_host(address, second_is_slow(slow), lanes=2) as host,
-    ):
-        step_until_slow([env_of(listener, lane) for lane in range(2)], slow)
-        until(lambda: listener.connected() == 1)
-        listener.close(is_complete=True)
-        slow.released.set()
-        host.join()
-        assert host.error is None
-
-
-def step_until_slow(lanes: list[Env], slow: Slow) -> None:
-    """Step both lanes once, each in a thread, which ends with the run."""
-
-    def step(env: Env) -> None:
-        with contextlib.suppress(ShutDown, EnvsLost):
-            env.step(STAY)
-
-    for env in lanes:
-        env.reset()
-    for env in lanes:
-        threading.Thread(target=step, args=(env,)).start()
-    until(lambda: slow.is_slow)
-
-
-def test_a_run_that_is_complete_ends_lanes_that_it_had_no_place_for() -> None:
-    with trainer() as (listener, address), env_host(address, lanes=2) as host:
-        env_of(listener).reset()
-        until(lambda: "no free lane" in "".join(host.said))
-        listener.close(is_complete=True)
-        host.join()
-        assert host.error is None
-
-
-@pytest.mark.slow
-def test_an_env_host_without_a_trainer_gives_up() -> None:
-    with trainer() as (listener, address), env_host(address, patience_seconds=1.0) as host:
-        env_of(listener).reset()
-        listener.close(is_complete=False)
-        host.join()
-        assert isinstance(host.error, StallError)
-        assert str(host.error).startswith(f"no trainer at {address}: ")
-
-
-@pytest.mark.slow
-def test_patience_begins_with_the_loss_of_a_trainer() -> None:
-    with trainer() as (listener, address), env_host(address, patience_seconds=3.0) as host:
-        env_of(listener).reset()
-        time.sleep(3.5)
-        listener.close(is_complete=False)
-        with trainer(port=int(address.rpartition(":")[2])) as (again, _):
-            assert env_of(again).reset().first.all()
-        assert host.error is None
-
-
-def test_an_actor_that_waits_for_an_env_host_ends_with_the_run() -> None:
-    with trainer() as (listener, _):
-        env = env_of(listener)
-        threading.Timer(0.2, listener.shutdown).start()
-        with pytest.raises(ShutDown):
-            env.reset()
-
-
-def test_an_actor_that_waits_for_a_timestep_ends_with_the_run() -> None:
-    with trainer(step_seconds=60) as (listener, address):
-        slow = Slow(4, 0, fast=1)
-        with env_host(address, lambda num_envs, seed: slow):
-            env = env_of(listener)
-            env.reset()
-            threading.Timer(0.2, listener.shutdown).start()
-            with pytest.raises(ShutDown):
-                env.step(STAY)
-            slow.released.set()
 
 
 def test_an_address_that_is_taken_is_refused() -> None:
