@@ -68,10 +68,10 @@ def test_memory_is_not_learned_without_the_recurrent_state() -> None:
 
 
 def test_cartpole() -> None:
-    """The actors' returns, exploring ones included, reach 475, and the policy alone does not fall.
+    """All of the preset's steps: after half of them, three of nine seeds were still below 475.
 
-    In half of the preset's steps, one run of the test ended at 471.
+    All nine were at 500 by then, in training, exploring actors included, and after it.
     """
-    result = train("r2d2-cartpole", 350_000)
+    result = train("r2d2-cartpole", presets.get("r2d2-cartpole").total_steps)
     assert max(row["episode_return_mean_100"] or 0 for row in result.metrics) >= 475
-    assert evaluated(result.config, result.params) >= 400
+    assert evaluated(result.config, result.params) >= 475
