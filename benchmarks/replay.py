@@ -84,7 +84,7 @@ def unroll_of(kind: Any) -> Trajectory:
     frames = rng.integers(0, 255, (*lead, *shape)).astype(dtype)
     numbers, flags = np.zeros(lead, np.float32), np.zeros(lead, bool)
     action = np.zeros(lead, np.int32)
-    timestep = Timestep({"observation": frames, "action": action}, numbers, numbers, flags)
+    timestep = Timestep({"observation": frames, "last_action": action}, numbers, numbers, flags)
     state = {"lstm": (np.zeros((ENVS, units), np.float32),) * 2}
     if len(shape) == 2:  # Three more frames of the stack of four.
         state["frames"] = np.zeros((ENVS, 3, *shape), dtype)  # type: ignore[assignment]

@@ -38,7 +38,7 @@ class GRUAgent:
     """Samples from its policy. Its state is that of the GRU, ``[B, size]``.
 
     With an attribute ``observes_last_action = True`` it would also get the last action, as
-    ``timestep.observation["action"]``; the cue of this task is in the observation alone.
+    ``timestep.observation["last_action"]``; the cue of this task is in the observation alone.
     """
 
     def __init__(self, spec: sebulba.EnvSpec, size: int = 64) -> None:

@@ -120,7 +120,7 @@ class Agent(Protocol):
     steps.
 
     An agent with an attribute ``observes_last_action`` that is True gets observations
-    ``{"observation": ..., "action": last action}``; see ``envs.PreviousAction``.
+    ``{"observation": ..., "last_action": ...}``; see ``envs.PreviousAction``.
 
     Both ``act`` and ``unroll`` must zero the recurrent state where ``timestep.first``, before they
     use it, so that the learner computes what the actor did when it replays a trajectory from

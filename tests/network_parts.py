@@ -27,7 +27,7 @@ def with_action(spec: EnvSpec) -> EnvSpec:
         action = ArraySpec((), np.dtype(np.int32))
     else:
         action = ArraySpec(spec.action.low.shape, FLOAT)
-    return spec._replace(observation={"observation": spec.observation, "action": action})
+    return spec._replace(observation={"observation": spec.observation, "last_action": action})
 
 
 def make_agent(spec: EnvSpec, **network: Any) -> PolicyAgent:

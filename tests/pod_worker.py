@@ -163,7 +163,7 @@ def sample(cut: Cut, agent: Any, topology: sebulba.Topology) -> Sample:
     number, window = cut
     timestep, actor, _ = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1)[window], trajectory())
     previous = np.concatenate([np.zeros_like(actor.action[:, :1]), actor.action], axis=1)
-    observation = {"observation": timestep.observation, "action": previous}
+    observation = {"observation": timestep.observation, "last_action": previous}
     sequences = Sequences(
         timestep._replace(observation=observation), actor.action, agent.initial_state(SHARE)
     )

@@ -27,7 +27,7 @@ def random_trajectory(rng: np.random.Generator, num_envs: int = B) -> Trajectory
     shape = (T + 1, num_envs)
     observation = {
         "observation": rng.integers(0, 256, (*shape, 2, 3)).astype(np.uint8),
-        "action": rng.integers(0, 4, shape).astype(np.int32),
+        "last_action": rng.integers(0, 4, shape).astype(np.int32),
     }
     reward, discount = rng.normal(size=(2, *shape)).astype(np.float32)
     timestep = Timestep(observation, reward, discount, rng.random(shape) < 0.2)
@@ -56,7 +56,7 @@ def mean_priority(errors: np.ndarray) -> np.ndarray:
 
 OBSERVATION = {
     "observation": ArraySpec((2, 3), np.dtype(np.uint8)),
-    "action": ArraySpec((), np.dtype(np.int32)),
+    "last_action": ArraySpec((), np.dtype(np.int32)),
 }
 SPEC = EnvSpec(OBSERVATION, DiscreteSpec(4), B)
 NETWORK = NetworkConfig(hidden_sizes=(4,), core="lstm", core_size=5)

@@ -7,7 +7,7 @@ frames for stacking, as well as the state of the LSTM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +18,7 @@ from jax import lax
 from sebulba.agents import normalization
 from sebulba.agents.torsos import encode, is_image
 from sebulba.config import NetworkConfig
+from sebulba.envs.previous_action import has_action, without_action
 from sebulba.ops.lstm import lstm
 from sebulba.types import ActionSpec, ArrayTree, BoxSpec, DiscreteSpec, EnvSpec, State, Timestep
 
@@ -51,9 +52,11 @@ class Network(nn.Module):
         """
         dtype = jnp.dtype(self.config.dtype)
         state = dict(state)  # A copy: the caller's must not change.
-        observation, action = _unpack(timestep.observation)
+        observation, action = timestep.observation, None
+        if has_action(self.spec):
+            observation, action = observation["observation"], observation["last_action"]
         if self.config.normalize_observations:
-            shapes = [array.shape for array in numbers(self.spec.observation)]
+            shapes = [array.shape for array in numbers(without_action(self.spec))]
             moments = self.param(MOMENTS, lambda _: normalization.initial(shapes))
             observation = _normalized(lax.stop_gradient(moments), observation)
         if self.config.frame_stack > 1:
@@ -81,10 +84,10 @@ def numbers(observation: ArrayTree, num_axes: int = 0) -> list[Any]:
     """The arrays of an observation, or specs of them, that are normalized: floats, but no images.
 
     Args:
-      observation: as the environment gives it, with the last action or without.
+      observation: as the environment gives it, without the last action.
       num_axes: axes before those of one observation.
     """
-    leaves = jax.tree.leaves(_unpack(observation)[0])
+    leaves = jax.tree.leaves(observation)
     return [leaf for leaf in leaves if _is_number(leaf, num_axes)]
 
 
@@ -103,7 +106,7 @@ def initial_state(config: NetworkConfig, spec: EnvSpec, batch_size: int) -> dict
     state: dict[str, State] = {}
     if config.frame_stack > 1:
         # The newest frame of a stack is in the observation, so the state has one frame less.
-        frame, _ = _unpack(spec.observation)
+        frame = without_action(spec)
         is_normalized = config.normalize_observations and _is_number(frame, 0)
         dtype = jnp.dtype(jnp.float32) if is_normalized else frame.dtype
         state["frames"] = jnp.zeros((batch_size, config.frame_stack - 1, *frame.shape), dtype)
@@ -177,14 +180,6 @@ def _recurrent_kernel(key: Array, shape: tuple[int, int]) -> Array:
     keys = jax.random.split(key, 4)
     kernels = [nn.initializers.orthogonal()(key, (size, size), jnp.float32) for key in keys]
     return jnp.concatenate(kernels, axis=1)
-
-
-def _unpack(observation: Any) -> tuple[Any, Any]:
-    """Return the observation and the previous action, or None if that is not observed."""
-    # Flax makes other mappings of the dicts in a module's attributes.
-    if isinstance(observation, Mapping) and set(observation) == {"observation", "action"}:
-        return observation["observation"], observation["action"]
-    return observation, None
 
 
 def _core_inputs(features: Array, reward: Array, action: Any, spec: EnvSpec) -> Array:

@@ -17,7 +17,7 @@ from sebulba.agents.distributions import DiagonalGaussian, Distribution
 from sebulba.agents.torsos import has_channels_first, is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
-from sebulba.envs.previous_action import check_action, has_action
+from sebulba.envs.previous_action import check_action, has_action, without_action
 from sebulba.ops.relu import relu
 from sebulba.types import (
     ActorOutput,
@@ -121,7 +121,9 @@ class NetworkAgent:
         """Return what ``absorb`` needs of timesteps ``[T, B, ...]``; see ``types.Agent``."""
         if not self._config.normalize_observations:
             return ()
-        arrays = networks.numbers(timesteps.observation, 2)
+        seen = timesteps.observation
+        seen = seen["observation"] if has_action(self._spec) else seen
+        arrays = networks.numbers(seen, 2)
         return normalization.measure(params[networks.MOMENTS], arrays, average)
 
     def absorb(self, params: Params, before: Params, measured: ArrayTree) -> Params:
@@ -283,9 +285,7 @@ def check_spec(network: NetworkConfig, spec: EnvSpec, env: str) -> None:
       ConfigError: it does not. The message says which network or environment would.
     """
     check_action(spec.action)
-    observation = spec.observation
-    if has_action(spec):
-        observation = observation["observation"]
+    observation = without_action(spec)
     shapes = _shapes(observation)
     for array in jax.tree.leaves(observation):
         _check_channels(array.shape, array.dtype, env)

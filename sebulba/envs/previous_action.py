@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,23 @@ from sebulba.types import (
 from sebulba.validation import ConfigError
 
 
+def has_both(observation: object) -> bool:
+    """Whether an observation, or the spec of one, has the two names of ``PreviousAction``'s."""
+    # Flax makes other mappings of the dicts in a module's attributes.
+    return isinstance(observation, Mapping) and set(observation) == {"observation", "last_action"}
+
+
 def has_action(spec: EnvSpec) -> bool:
     """Whether observations have the form that ``PreviousAction`` gives them."""
-    return isinstance(spec.observation, dict) and set(spec.observation) == {"observation", "action"}
+    # An environment may give something else the same name.
+    return has_both(spec.observation) and spec.observation["last_action"] == action_array(
+        spec.action
+    )
+
+
+def without_action(spec: EnvSpec) -> Any:
+    """The spec of the observations without the last action, where they have it."""
+    return spec.observation["observation"] if has_action(spec) else spec.observation
 
 
 def check_action(action: object) -> None:
@@ -51,12 +66,12 @@ def action_array(action: ActionSpec) -> ArraySpec:
 
 
 class PreviousAction:
-    """Wraps an environment to observe ``{"observation": observation, "action": last action}``.
+    """Wraps an environment to observe ``{"observation": ..., "last_action": ...}``.
 
     Recurrent networks take the last action and reward as inputs (Espeholt et al., 2018, "IMPALA",
     figure 3; Kapturowski et al., 2019, "R2D2"). The reward is already part of the timestep. The
     action is int32 or float32 ``[B, ...]``, as in the spec of the environment, and 0 where
-    ``first``.
+    ``first``. Networks of the library that have no LSTM pass it over.
 
     Attributes:
       env: the environment.
@@ -69,7 +84,7 @@ class PreviousAction:
         # Done here, and not by the agent, which does not know the action after exploration.
         self.env = env
         self._action = action_array(env.spec.action)
-        observation = {"observation": env.spec.observation, "action": self._action}
+        observation = {"observation": env.spec.observation, "last_action": self._action}
         self._spec = env.spec._replace(observation=observation)
 
     @property
@@ -91,5 +106,5 @@ class PreviousAction:
         previous = np.array(action, self._action.dtype)
         # What the last action of another episode was says nothing about this one.
         previous[timestep.first] = 0
-        observation = {"observation": timestep.observation, "action": previous}
+        observation = {"observation": timestep.observation, "last_action": previous}
         return timestep._replace(observation=observation)

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from sebulba.algorithms import Algorithm
-from sebulba.envs import has_action
 from sebulba.envs.base import map_arrays, named_arrays
-from sebulba.envs.previous_action import action_array
+from sebulba.envs.previous_action import action_array, has_action, has_both
 from sebulba.rundir import export
 from sebulba.runners.environments import probe, with_dtypes_of_jax
 from sebulba.runners.restoring import Checkpoint, restore
@@ -126,14 +125,13 @@ class TrainedAgent:
         return (map_arrays(lambda array: array[None], arrays) if is_one else arrays), is_one
 
     def _adds_action(self, observation: Any) -> bool:
-        own = isinstance(observation, dict) and set(observation) == {"observation", "action"}
-        return has_action(self.spec) and not own
+        return has_action(self.spec) and not has_both(observation)
 
     def _with_action(self, observed: Any, first: np.ndarray) -> Any:
         if not self._adds_action(observed):
             return observed
         mask = first.reshape(-1, *[1] * (self._last_action.ndim - 1))
-        return {"observation": observed, "action": np.where(mask, 0, self._last_action)}
+        return {"observation": observed, "last_action": np.where(mask, 0, self._last_action)}
 
 
 def _of_each(name: str, given: np.ndarray, batch: int) -> np.ndarray:

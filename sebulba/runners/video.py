@@ -17,7 +17,7 @@ from sebulba.algorithms import Algorithm
 from sebulba.config import Config
 from sebulba.envs import drawing, outside
 from sebulba.rundir.reading import load_config
-from sebulba.runners.environments import OWN_ENV, default_make_env, probe
+from sebulba.runners.environments import OWN_ENV, bare_make_env, probe, with_last_action
 from sebulba.runners.evaluation import Evaluation, evaluate
 from sebulba.runners.restoring import Checkpoint, Restored, restore
 from sebulba.types import Agent, Env, EnvSpec, MakeEnv, Params, Timestep
@@ -108,7 +108,7 @@ def record(
     """
     config = load_config(Path(run).expanduser(), algorithm)
     if make_env is None and config.env != OWN_ENV:
-        make_env = default_make_env(_drawing(config))
+        make_env = bare_make_env(_drawing(config))
     restored = restore(
         run,
         checkpoint=checkpoint,
@@ -136,7 +136,7 @@ def play(
             "sebulba eval RUN_DIR --video out.mp4."
         ) from error
     if config.env != OWN_ENV:
-        make_env = default_make_env(_drawing(config))
+        make_env = with_last_action(config, bare_make_env(_drawing(config)), agent)
     restored = Restored(config, agent, params, make_env, 0)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "episode.mp4"

@@ -48,7 +48,7 @@ class Recurrent:
     def cell(self, params: Any, timestep: Timestep, state: Any) -> tuple[Any, Any]:
         state = self.begun(timestep.first, state)
         seen = timestep.observation["observation"].reshape(*state.shape[:-1], 50)
-        action = jax.nn.one_hot(timestep.observation["action"], 3)
+        action = jax.nn.one_hot(timestep.observation["last_action"], 3)
         inputs = seen @ params["in"] + action @ params["action"]
         state = jnp.tanh(inputs + state @ params["again"])
         out = state @ params["out"]
@@ -102,7 +102,7 @@ class OfAnotherAction(Recurrent):
 class ActionOfTheNextStep(Recurrent):
     def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
         observation = dict(timesteps.observation)
-        observation["action"] = jnp.roll(observation["action"], -1, axis=0)
+        observation["last_action"] = jnp.roll(observation["last_action"], -1, axis=0)
         return super().unroll(params, timesteps._replace(observation=observation), state)
 
 

@@ -143,9 +143,31 @@ def test_the_core_sees_the_last_action_and_the_clipped_last_reward() -> None:
     np.testing.assert_array_equal(with_reward(1.0), with_reward(100.0))
     np.testing.assert_array_equal(with_reward(-1.0), with_reward(-7.0))
     assert np.abs(with_reward(0.5) - with_reward(1.0)).max() > 1e-3
-    other = (seen.observation["action"] + 1) % 4
-    moved = seen._replace(observation={**seen.observation, "action": other})
+    other = (seen.observation["last_action"] + 1) % 4
+    moved = seen._replace(observation={**seen.observation, "last_action": other})
     assert np.abs(value(moved) - value(seen)).max() > 1e-3
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("name", ["action", "last_action"])
+def test_what_an_environment_calls_an_action_is_observed_as_all_else(core: str, name: str) -> None:
+    """Such as what others did, or a hint; with an LSTM beside the last action, too."""
+    of_env = spec(5)._replace(
+        observation={"observation": ArraySpec((2,), FLOAT), name: ArraySpec((4,), FLOAT)}
+    )
+    env = with_action(of_env) if core == "lstm" else of_env
+    agent = make_agent(env, core=core)
+    params, seen, state = grown(agent), timesteps(env), agent.initial_state(B)
+
+    def value(moved: float) -> Any:
+        def move(leaf: Any) -> Any:
+            return leaf + moved if leaf.shape[2:] == (4,) else leaf
+
+        observation = jax.tree.map(move, seen.observation)
+        timestep = seen._replace(observation=observation)
+        return np.asarray(jax.jit(agent.unroll)(params, timestep, state)[0].value)
+
+    assert np.abs(value(1.0) - value(0.0)).max() > 1e-3
 
 
 BOX = BoxSpec(-np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))

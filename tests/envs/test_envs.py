@@ -116,12 +116,12 @@ def test_memory_shows_the_cue_once_and_ignores_other_actions() -> None:
 
 def test_previous_action_is_the_last_one_and_zero_where_first() -> None:
     env = envs.PreviousAction(envs.Catch(2, seed=0))
-    assert env.spec.observation["action"] == ArraySpec((), np.dtype(np.int32))
-    assert not env.reset().observation["action"].any()
+    assert env.spec.observation["last_action"] == ArraySpec((), np.dtype(np.int32))
+    assert not env.reset().observation["last_action"].any()
     for _ in range(9):
         timestep = env.step(np.array([1, 2]))
-        np.testing.assert_array_equal(timestep.observation["action"], [1, 2])
-    assert not env.step(np.array([1, 2])).observation["action"].any()
+        np.testing.assert_array_equal(timestep.observation["last_action"], [1, 2])
+    assert not env.step(np.array([1, 2])).observation["last_action"].any()
 
 
 def test_truncation_is_not_termination() -> None:

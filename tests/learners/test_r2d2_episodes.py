@@ -75,7 +75,7 @@ def two_episodes(discount: float, seed: int, last: int = 0) -> ReplayBatch:
     discounts = np.ones((1, length), np.float32)
     discounts[:, LAST] = discount
     discounts[:, LAST + 3] = seed % 2
-    observation = {"observation": frames, "action": previous}
+    observation = {"observation": frames, "last_action": previous}
     timestep = Timestep(observation, reward, discounts, first)
     state = jax.tree.map(lambda leaf: leaf + random(103, *leaf.shape), AGENT.initial_state(1))
     return ReplayBatch(Sequences(timestep, action[:, :-1], state), np.ones(1, np.float32))

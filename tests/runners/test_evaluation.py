@@ -263,6 +263,21 @@ def test_environments_have_the_last_action_once_where_there_is_an_lstm(make_env:
     assert with_last_action(tiny(), make_env) is make_env
 
 
+@pytest.mark.parametrize("name", ["action", "last_action"])
+def test_a_hint_that_is_called_an_action_is_not_the_last_action(name: str) -> None:
+    class Hinted(envs.Catch):
+        @property
+        def spec(self) -> EnvSpec:
+            seen = {
+                "observation": super().spec.observation,
+                name: ArraySpec((3,), np.dtype(np.float32)),
+            }
+            return super().spec._replace(observation=seen)
+
+    spec = with_last_action(lstm(), Hinted)(1, 0).spec
+    assert spec == envs.PreviousAction(Hinted(1, 0)).spec
+
+
 @pytest.mark.slow
 def test_an_lstm_sees_the_last_action_also_of_environments_of_ones_own(tmp_path: Path) -> None:
     usual = sebulba.train(lstm(out=tmp_path), progress=False, topology=on(1))

@@ -27,7 +27,7 @@ class ForgetfulAgent(QAgent):
     def unroll(self, params: Any, timesteps: Timestep, state: Any) -> Any:
         seen = timesteps.observation
         timesteps = timesteps._replace(
-            observation={**seen, "action": jnp.zeros_like(seen["action"])},
+            observation={**seen, "last_action": jnp.zeros_like(seen["last_action"])},
             first=jnp.ones_like(timesteps.first),
         )
         return super().unroll(params, timesteps, state)

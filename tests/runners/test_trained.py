@@ -106,7 +106,7 @@ def test_the_jax_file_needs_nothing_but_jax(run: Path, tmp_path: Path) -> None:
     expected = sebulba.load(run, greedy=True).act(observation)
     spec = sebulba.load(run).spec
     if isinstance(spec.observation, dict):
-        observation = {"observation": observation, "action": np.zeros(2, np.int32)}
+        observation = {"observation": observation, "last_action": np.zeros(2, np.int32)}
     np.savez(tmp_path / "observation.npz", observation)
     card = (tmp_path / "agent" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]

@@ -15,6 +15,7 @@ from whole_runs import on, tiny
 
 import sebulba
 from sebulba import NetworkConfig, envs
+from sebulba.agents import distributions
 from sebulba.envs import drawing
 from sebulba.validation import ConfigError
 
@@ -111,6 +112,24 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
     frames = imageio.imread(tmp_path / "out.gif")
     assert frames.shape == (10, 300, 400, 3)
     np.testing.assert_allclose(frames[:, 0, 0, 0], 20 * np.arange(1, 11), atol=4)
+
+
+class SeesPictures(sebulba.PolicyAgent):
+    def act(self, params: Any, key: Any, timestep: Any, state: Any) -> Any:
+        assert timestep.observation.ndim == 3
+        return super().act(params, key, timestep, state)
+
+
+def test_an_agent_of_ones_own_sees_what_it_saw_in_training(tmp_path: Path) -> None:
+    """The config is of an agent with an LSTM, which would see the last action."""
+    network = NetworkConfig(core="lstm", hidden_sizes=(8,), core_size=8)
+    config = tiny(out=tmp_path / "run", network=network)
+    spec = envs.probe(envs.Catch)
+    agent = SeesPictures(tiny().network, spec, distributions.make(spec.action))
+    result = sebulba.train(config, agent=agent, topology=on(1), progress=False)
+    found = sebulba.record(tmp_path / "run", tmp_path / "out.gif", agent=agent)
+    assert found is not None and found.lengths[0] == 9
+    assert result.play().data
 
 
 def test_gymnasium_draws() -> None:

@@ -96,7 +96,7 @@ def test_the_preset_for_one_machine_fits_8_gib(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(config, R2D2Config)
     frame = {
         "observation": ArraySpec((84, 84), np.dtype(np.uint8)),
-        "action": ArraySpec((), np.dtype(np.int32)),
+        "last_action": ArraySpec((), np.dtype(np.int32)),
     }
     spec = EnvSpec(frame, DiscreteSpec(18), config.envs_per_actor)
     monkeypatch.setattr(capacity, "_available_host_memory", lambda: 0)
