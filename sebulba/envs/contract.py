@@ -131,15 +131,16 @@ def check_spec(spec: EnvSpec, num_envs: int | None = None) -> None:
     if not observed:
         raise ConfigError(
             f"the environment's observation is {spec.observation!r}, but it must have an array or "
-            "more; texts of Gymnasium and dm_env are left out. Observe something else too."
+            "more; texts and empty arrays of Gymnasium and dm_env are left out. Observe something "
+            "else too, or a constant, if there is nothing to see."
         )
     for path, told in observed:
         _check_array_spec(f"the environment's observation{path}", told)
-    if not any(math.prod(told.shape) for _, told in observed):
-        raise ConfigError(
-            "the environment's observation is empty: it must have a number or more. Observe a "
-            "constant, if there is nothing to see."
-        )
+        if not math.prod(told.shape):
+            raise ConfigError(
+                f"the environment's observation{path} has the shape {told.shape}: it must have a "
+                "number or more. Leave it out, or observe a constant, if there is nothing to see."
+            )
     if not isinstance(spec.action, ActionSpec):
         raise ConfigError(
             f"the environment's action is {spec.action!r}: it must be a DiscreteSpec, a "

@@ -19,8 +19,8 @@ class DmEnv(gymnasium.Env[Any, Any]):
     """One environment of ``dm_env``; ``GymnasiumEnv`` makes batches of them.
 
     An episode is terminated if its last discount is 0, and truncated otherwise. Other discounts
-    than 0 and 1 are not passed on. Strings in observations are left out. An action that is a dict
-    of whole numbers becomes several discrete ones, in the order of the dict.
+    than 0 and 1 are not passed on. Strings and empty arrays in observations are left out. An action
+    that is a dict of whole numbers becomes several discrete ones, in the order of the dict.
 
     Args:
       make: ``make(**options)`` returns a ``dm_env.Environment``. If it has a parameter ``seed``,
@@ -118,7 +118,9 @@ def _space(spec: Any) -> spaces.Space[Any]:
 
 def _few(spec: specs.BoundedArray) -> bool:
     """Whether its numbers are choices, and not pixels or counts."""
-    return spec.dtype != np.uint8 and bool(np.all(spec.maximum - spec.minimum < 1000))
+    # As floats, of which no difference overflows.
+    sizes = np.float64(spec.maximum) - np.float64(spec.minimum)
+    return spec.dtype != np.uint8 and bool(np.all(sizes < 1000))
 
 
 def _widest(dtype: np.dtype[Any]) -> tuple[Any, Any]:

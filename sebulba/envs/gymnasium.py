@@ -21,7 +21,7 @@ class GymnasiumEnv:
 
     Termination is a discount of 0, truncation is none. Observations of float64 become float32,
     Discrete and MultiDiscrete ones become one-hot vectors, a Tuple becomes a dict with the keys
-    "0", "1" and so on, and texts are left out.
+    "0", "1" and so on, and texts and empty arrays are left out.
 
     Args:
       make: an id that ``gymnasium.make`` takes, such as "LunarLander-v3" or "my_module:MyEnv-v0"; a

@@ -39,11 +39,13 @@ def action_spec(space: Any) -> ActionSpec:
             return MultiDiscreteSpec(sizes) if space.shape else DiscreteSpec(*sizes)
         case spaces.Box() if np.isfinite([space.low, space.high]).all():
             return BoxSpec(space.low.astype(np.float32), space.high.astype(np.float32))
+    is_box = isinstance(space, spaces.Box)
+    kind = "Box(-1, 1, shape)" if is_box else "MultiDiscrete([2, 3])"
+    clipping = "; leave ClipAction out, which takes the bounds away" if is_box else ""
     raise ValueError(
         f"the action space is {space}: it must be Discrete, MultiDiscrete, MultiBinary or a Box "
         "with bounds. Wrap the environment to give it one, such as with "
-        "gymnasium.wrappers.TransformAction(env, func, gymnasium.spaces.Box(-1, 1, shape)); leave "
-        "ClipAction out, which takes the bounds away."
+        f"gymnasium.wrappers.TransformAction(env, func, gymnasium.spaces.{kind}){clipping}."
     )
 
 
@@ -84,7 +86,7 @@ def _is_whole(box: Any) -> bool:
 
 
 def observation_spec(space: Any) -> Any:
-    """The spec of the observations in ``space``; None if it is of texts, which are left out.
+    """The spec of the observations in ``space``; None if it is of texts or empty: left out.
 
     Raises:
       ValueError: it is of another kind than those below.
@@ -92,6 +94,8 @@ def observation_spec(space: Any) -> Any:
     from gymnasium import spaces
 
     match space:
+        case spaces.Box() | spaces.MultiBinary() if 0 in space.shape:
+            return None
         case spaces.Box() | spaces.MultiBinary():
             dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
             return ArraySpec(tuple(space.shape), np.dtype(dtype))

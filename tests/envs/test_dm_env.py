@@ -63,6 +63,8 @@ class Lab(dm_env.Environment):
             "image": specs.BoundedArray((6, 8, 3), np.uint8, 0, 255),
             "speed": specs.Array((2,), np.float64),
             "instruction": specs.StringArray(()),
+            "nothing": specs.Array((0,), np.float64),
+            "count": specs.BoundedArray((), np.int32, -(2**31), 2**31 - 1),
         }
 
     def action_spec(self) -> Any:
@@ -70,7 +72,8 @@ class Lab(dm_env.Environment):
 
     def _observed(self) -> Any:
         image = self._rng.integers(0, 256, (6, 8, 3)).astype(np.uint8)
-        return {"image": image, "speed": np.ones(2), "instruction": "go"}
+        seen = {"image": image, "speed": np.ones(2), "instruction": "go", "nothing": np.zeros(0)}
+        return {**seen, "count": np.int32(self._time)}
 
 
 def make(num_envs: int = 2, seed: int = 0, **options: Any) -> GymnasiumEnv:
@@ -81,6 +84,7 @@ def test_specs() -> None:
     assert make().spec.observation == {
         "image": ArraySpec((6, 8, 3), np.dtype(np.uint8)),
         "speed": ArraySpec((2,), np.dtype(np.float32)),
+        "count": ArraySpec((), np.dtype(np.int32)),
     }
     assert make().spec.action == MultiDiscreteSpec((999, 2))
     assert make(action="one").spec.action == DiscreteSpec(5)

@@ -117,6 +117,7 @@ NUMBERS = spaces.Dict(
         "kind": spaces.Discrete(3, start=1),
         "kinds": spaces.MultiDiscrete([2, 3]),
         "bits": spaces.MultiBinary(2),
+        "nothing": spaces.Box(0, 1, (0,)),
         "pair": spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Text(4)]),
     }
 )
@@ -132,6 +133,7 @@ class Numbers(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         pair = (np.full((2, 2), 7, np.uint8), "text")
         kinds = {"kind": 3, "kinds": np.array([1, 0]), "bits": np.array([1, 0], np.int8)}
+        kinds["nothing"] = np.zeros(0, np.float32)
         return {**kinds, "pair": pair}, {}
 
     def step(self, action: Any) -> Any:
@@ -151,7 +153,8 @@ def test_spaces() -> None:
         "kinds": [0, 1, 1, 0, 0],
         "bits": [1, 0],
     }
-    assert set(observation["pair"]) == {"0"}  # Without the text.
+    # Without the text, and what is empty.
+    assert set(observation["pair"]) == {"0"} and set(observation) == {*NUMBERS} - {"nothing"}
     told = env.spec.observation
     for name, space in (("kind", observation["kind"]), ("0", observation["pair"]["0"])):
         spec = told[name] if name in told else told["pair"][name]
@@ -159,15 +162,20 @@ def test_spaces() -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Text(3), spaces.Dict({"a": spaces.Text(1)})]
+    ("space", "remedy"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,)), r"Box\(-1, 1, shape\)\); leave ClipAction out"),
+        (spaces.Text(3), r"MultiDiscrete\(\[2, 3\]\)\)\.$"),
+        (spaces.Dict({"a": spaces.Discrete(2)}), r"MultiDiscrete\(\[2, 3\]\)\)\.$"),
+    ],
 )
-def test_actions_without_a_spec_are_refused(space: Any) -> None:
+def test_actions_without_a_spec_are_refused(space: Any, remedy: str) -> None:
     class Other(Counter):
         def __init__(self) -> None:
             super().__init__()
             self.action_space = space
 
-    with pytest.raises(ValueError, match=r"the action space is .*TransformAction"):
+    with pytest.raises(ValueError, match=rf"the action space is .*TransformAction.*{remedy}"):
         GymnasiumEnv(Other, 1, 0)
 
 
