@@ -18,6 +18,9 @@ from sebulba.types import ArrayTree
 LIMIT = 10.0
 """Normalized observations are clipped to +- this, as those of OpenAI Baselines' VecNormalize."""
 
+_ROUNDING = 1e-6
+"""Relative to two numbers of float32, what their difference must be to be more than rounding."""
+
 
 class Moments(NamedTuple):
     """What is known of the arrays of an observation.
@@ -91,9 +94,10 @@ def absorb(moments: Moments, batch: Measured) -> Moments:
     mean, variance = [], []
     parts = zip(moments.mean, moments.variance, *batch, strict=True)
     for mean_before, before, far, square, within in parts:
-        # Between the means of microbatches, if there are several. The first are far from the mean
-        # so far, which is 0, so nothing is left of their differences.
-        between = jnp.where(moments.batches > 0, jnp.maximum(square - jnp.square(far), 0), 0)
+        # Between the means of microbatches, if there are several. If all are far from the mean so
+        # far, as the first may be from 0, only rounding is left of their differences.
+        between = square - jnp.square(far)
+        between = jnp.where(between > _ROUNDING * square, between, 0)
         both = (1 - weight) * before + weight * (within + between)
         new = both + weight * (1 - weight) * jnp.square(far)
         is_finite = jnp.isfinite(new)
