@@ -14,6 +14,7 @@ import numpy as np
 
 from sebulba.agents import networks, normalization
 from sebulba.agents.distributions import DiagonalGaussian, Distribution
+from sebulba.agents.pretrained import Pretrained
 from sebulba.agents.torsos import has_channels_first, is_image
 from sebulba.config import NetworkConfig
 from sebulba.envs.base import warnings_of_pixels
@@ -240,6 +241,7 @@ class QAgent(NetworkAgent):
 
 def is_reference(agent: Agent) -> bool:
     """Whether the agent is one of these, and none of the user's own that inherits from them."""
+    agent = agent.agent if isinstance(agent, Pretrained) else agent
     return type(agent) in (PolicyAgent, QAgent)
 
 

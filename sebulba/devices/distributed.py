@@ -66,13 +66,15 @@ def refusing_together(before_waiting: Callable[[], None] | None = None) -> Itera
         )
 
 
-def agree(config: Config, algorithm: str, layout: str) -> None:
+def agree(config: Config, algorithm: str, layout: str, params: str = "") -> None:
     """Check that all hosts have the same config, layout and versions of packages.
+
+    And the same ``params``, which stands for the parameters that ``train`` was given, if any.
 
     Raises:
       AgreedError: what differs, and on which hosts.
     """
-    mine = {**_facts(config, algorithm), "layout": layout}
+    mine = {**_facts(config, algorithm), "layout": layout, "params": params}
     # Names first: the arrays that ``agree_on`` gathers have one row for each name, and gathering
     # arrays of different sizes would fail or hang.
     agree_on({"the names of the config's fields": sorted(mine)})

@@ -18,21 +18,25 @@ _SHOWN = 5
 
 def describe(tree: Any, sums: np.ndarray) -> Contents:
     """The contents of a tree of arrays with these checksums, in the order of its leaves."""
-    pairs = zip(_types(tree).items(), sums.tolist(), strict=True)
+    pairs = zip(types(tree).items(), sums.tolist(), strict=True)
     return {name: [kind, checksum] for (name, kind), checksum in pairs}
 
 
 def differences(there: Contents, tree: Any) -> str:
     """How the arrays of a checkpoint and those of ``tree`` differ in words; "" if they do not."""
-    here = _types(tree)
+    return differences_of_types({name: kind for name, (kind, _) in there.items()}, types(tree))
+
+
+def differences_of_types(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """As ``differences``, of what ``types`` gives."""
     found = []
     for name in sorted(there.keys() | here.keys()):
         if name not in here:
             found.append(f"{name} is only there")
         elif name not in there:
             found.append(f"{name} is only here")
-        elif there[name][0] != here[name]:
-            found.append(f"{name} is {there[name][0]} there and {here[name]} here")
+        elif there[name] != here[name]:
+            found.append(f"{name} is {there[name]} there and {here[name]} here")
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     return ", ".join(found[:_SHOWN] + more)
 
@@ -41,10 +45,16 @@ def changed(there: Contents, tree: Any) -> list[str]:
     """Names of the arrays that are not what was written. The types must be the same."""
     sums = np.asarray(checksums(tree)).tolist()
     return [
-        name
-        for name, checksum in zip(_types(tree), sums, strict=True)
-        if there[name][1] != checksum
+        name for name, checksum in zip(types(tree), sums, strict=True) if there[name][1] != checksum
     ]
+
+
+def types(tree: Any) -> dict[str, str]:
+    """Of each array, under its dotted name: its type, such as float32[3,4]."""
+    return {
+        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for name, leaf in named(tree).items()
+    }
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -93,10 +103,3 @@ def _words(leaf: jax.Array) -> jax.Array:
         leaf = jnp.stack([leaf.real, leaf.imag])
     sizes = {1: jnp.uint8, 2: jnp.uint16}
     return jax.lax.bitcast_convert_type(leaf, sizes.get(leaf.dtype.itemsize, jnp.uint32))
-
-
-def _types(tree: Any) -> dict[str, str]:
-    return {
-        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        for name, leaf in named(tree).items()
-    }

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 import optax
 
 from sebulba import algorithms
+from sebulba.agents.pretrained import Pretrained
 from sebulba.algorithms import Algorithm
 from sebulba.config import Config, fields_from_json, flat, to_json
 from sebulba.devices import cpu_threads, distributed, placement
@@ -21,6 +23,7 @@ from sebulba.metrics.progress import Progress
 from sebulba.metrics.shown import METRICS, Axis
 from sebulba.metrics.sinks import Sink, checked_sinks
 from sebulba.remote.settings import Listen
+from sebulba.rundir import contents
 from sebulba.rundir.directory import RunDirectory
 from sebulba.rundir.run import plot
 from sebulba.runners import environments, remote, video
@@ -32,7 +35,7 @@ from sebulba.runners.sebulba import SebulbaRun
 from sebulba.runners.supervision import Supervision, supervised
 from sebulba.runtime import memory
 from sebulba.runtime.activity import OTHERS
-from sebulba.types import Agent, MakeEnv, Params
+from sebulba.types import Agent, ArrayTree, MakeEnv, Params
 from sebulba.validation import ConfigError
 
 if TYPE_CHECKING:
@@ -95,6 +98,7 @@ def train(
     algorithm: Algorithm[Any] | None = None,
     make_env: MakeEnv | None = None,
     agent: Agent | None = None,
+    params: Params | None = None,
     optimizer: optax.GradientTransformation | None = None,
     topology: Topology | None = None,
     listen: Listen | None = None,
@@ -113,6 +117,8 @@ def train(
       make_env: ``make_env(num_envs, seed)``, instead of ``config.env``. For the reference agent
         with an LSTM, the last action is added to its observations (``envs.PreviousAction``).
       agent: instead of the reference agent. It is checked once, as by ``sebulba.check_agent``.
+      params: to start with, instead of the agent's ``init``, such as ``sebulba.load(run).params``.
+        A run that is resumed goes on with those of its checkpoint.
       optimizer: instead of ``config.optimizer``; one that needs gradients and parameters alone, not
         the value of the loss as ``optax.contrib.reduce_on_plateau`` does.
       topology: instead of the placement of devices that ``config`` describes.
@@ -144,9 +150,11 @@ def train(
             if refused is not None:
                 raise refused
             topology, note = _place(algorithm, config, topology)
-            parts = _make_parts(algorithm, config, topology, make_env, agent, optimizer, listen)
+            parts = _make_parts(
+                algorithm, config, topology, make_env, agent, params, optimizer, listen
+            )
             notes = [note for note in (note, parts.learner.prepare()) if note]
-        distributed.agree(config, algorithm.name, topology.layout)
+        distributed.agree(config, algorithm.name, topology.layout, _digest(params))
         run, rows = _run(parts, algorithm.name, sinks, progress, notes, supervision)
     result = TrainResult(run.local_params(), rows, parts.agent, parts.make_env, config, run.updates)
     if run.interrupted():
@@ -214,6 +222,7 @@ def _make_parts(
     topology: Topology,
     make_env: MakeEnv | None,
     agent: Agent | None,
+    params: Params | None,
     optimizer: optax.GradientTransformation | None,
     listen: Listen | None,
 ) -> Parts:
@@ -230,7 +239,8 @@ def _make_parts(
     agent = agent or algorithm.make_agent(config, spec, "training")
     check = make_check(agent, spec, algorithm.needs)
     optimizer = optimizer or make_optimizer(config.optimizer)
-    learner = algorithm.make_learner(config, agent, spec, optimizer, topology)
+    learns = agent if params is None else _pretrained(agent, params)
+    learner = algorithm.make_learner(config, learns, spec, optimizer, topology)
     _check_learner(learner)
     # Exploration is spread over the environments of all hosts, not repeated on each.
     num_actors = config.num_actors(len(topology.inference))
@@ -248,6 +258,33 @@ def _make_parts(
         remote=remote_lanes,
         check=check,
     )
+
+
+def _pretrained(agent: Agent, params: Params) -> Pretrained:
+    """The agent as the learner has it, which starts with ``params``."""
+    given, fresh = _arrays(params), jax.eval_shape(agent.init, jax.random.key(0))
+    if found := contents.differences_of_types(contents.types(given), contents.types(fresh)):
+        raise ConfigError(
+            f"params do not fit the agent: {found} (there in params, here in the agent). Train "
+            "with the network, the observations and the actions that they were learned with."
+        )
+    # By name, since the nodes of the two trees may be of other classes, such as flax's dicts.
+    leaves = contents.named(given)
+    ordered = [leaves[name] for name in contents.named(fresh)]
+    return Pretrained(agent, jax.tree.unflatten(jax.tree.structure(fresh), ordered))
+
+
+def _digest(params: Params | None) -> str:
+    """The same for equal ``params``; "" for none."""
+    if params is None:
+        return ""
+    given = _arrays(params)
+    return contents.digest(contents.describe(given, np.asarray(contents.checksums(given))))
+
+
+def _arrays(params: Params) -> ArrayTree:
+    # On no device: the learner's are not those of the run that they come from.
+    return jax.tree.map(np.asarray, jax.device_get(params))
 
 
 def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topology) -> None:

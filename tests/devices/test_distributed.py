@@ -23,9 +23,9 @@ def test_equal_hosts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_differs_between_hosts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = presets.get("vtrace-catch")
-    order = list({**distributed._facts(config, "vtrace"), "layout": ""})
+    order = list({**distributed._facts(config, "vtrace"), "layout": "", "params": ""})
     assert {"seed", "version of jax", "version of libtpu", "layout"} <= set(order)
-    for name in ("algorithm", "seed", "version of jax", "layout"):
+    for name in ("algorithm", "seed", "version of jax", "layout", "params"):
 
         def change(mine: np.ndarray, number: int = order.index(name)) -> np.ndarray:
             if len(mine) > 1:
