@@ -149,7 +149,10 @@ def _report(out: Path, rows: Sequence[Mapping[str, float | int | None]]) -> None
         output.say(f"Return, mean of the last 100 episodes: {mean:.2f}")
     if (score := last.get("evaluation_return_mean")) is not None:
         best = last["evaluation_best_return_mean"]
-        output.say(f"Return of the final parameters in their evaluation: {score:.2f}")
+        # A run that was told to stop gives its last evaluation up.
+        final = last["evaluation_update"] == last["update"]
+        whose = "final parameters" if final else "parameters that were evaluated last"
+        output.say(f"Return of the {whose} in their evaluation: {score:.2f}")
         output.say(f"Return of the best ones: {best:.2f}; sebulba eval takes --checkpoint best")
     output.say(f"{last['steps']:,} steps in {last['seconds']:.1f} s. Run directory: {out}")
     output.say(f"Evaluate it with: {options.to_paste('eval', str(out))}")

@@ -94,7 +94,7 @@ def observation_spec(space: Any) -> Any:
     from gymnasium import spaces
 
     match space:
-        case spaces.Box() | spaces.MultiBinary() if 0 in space.shape:
+        case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete() if 0 in space.shape:
             return None
         case spaces.Box() | spaces.MultiBinary():
             dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype

@@ -25,7 +25,7 @@ from sebulba.planning.roofline import Estimate, Machine, Work, estimate
 from sebulba.runners import environments
 from sebulba.runners.training import changed_options
 from sebulba.types import EnvSpec
-from sebulba.validation import ConfigError
+from sebulba.validation import ConfigError, require
 
 STEPS_PER_CORE = (458.0, 958.0)
 """Agent steps/s of EnvPool's Atari on one CPU of a TPU VM: stepped synchronously, as here, and at
@@ -120,6 +120,12 @@ def make(config: Config, slice_name: str, steps_per_core: float | None = None) -
     tpu_slice = tpu_slices.parse(slice_name)
     algorithm = algorithms.of(config)
     config.validate()
+    require(
+        config,
+        "remote_lanes",
+        not config.remote_lanes,
+        "must be 0 for a plan, which knows the CPUs of the slice's hosts alone",
+    )
     algorithm.unrolls_per_turn(config)  # Raises if a batch is not made of whole unrolls.
     try:
         devices = tpu_slices.devices(tpu_slice)

@@ -130,6 +130,8 @@ class EnvHost:
                 if task is not None and task.cancelling():
                     # Before Python 3.13, a TaskGroup that fails swallows its cancellation.
                     raise asyncio.CancelledError from error
+            if isinstance(failure, Refused):  # By a trainer, so there is one: it has no place now.
+                alone = time.monotonic()
             if is_welcome:
                 alone, pause = time.monotonic(), _FIRST_PAUSE
             if 0 < self.patience_seconds < time.monotonic() - alone:

@@ -90,6 +90,11 @@ class SecurityOptions:
         Raises:
           ConfigError: a file cannot be used, or others than this machine could take part.
         """
+        if self.ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                f"ca is {self.ca} and tls_cert is None: without a certificate of its own a trainer "
+                "encrypts nothing, and asks env-hosts for none. Set --tls-cert and --tls-key too."
+            )
         made = self._read(address, is_plain=self.tls_cert is None)
         if not self._may_be_open(address) and (made.is_plain or not (made.token or self.ca)):
             raise ConfigError(
@@ -105,6 +110,11 @@ class SecurityOptions:
         Raises:
           ConfigError: a file cannot be used, or the trainer would not be known for sure.
         """
+        if self.tls_cert is not None and self.ca is None:
+            raise ConfigError(
+                f"tls_cert is {self.tls_cert} and ca is None: without the trainer's certificate an "
+                "env-host encrypts nothing, and shows none of its own. Set --ca too."
+            )
         made = self._read(address, is_plain=self.ca is None)
         if not self._may_be_open(address) and (made.is_plain or not (made.token or self.tls_cert)):
             raise ConfigError(

@@ -49,7 +49,8 @@ def write(directory: Path, algorithm: str, config: Any, spec: EnvSpec, params: P
         "spec": saved_spec.to_fields(spec),
     }
     directory.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _named(params).items()}
+    # Not np.ascontiguousarray, which gives a single number an axis.
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in _named(params).items()}
     safetensors.save_file(arrays, directory / ARRAYS)
     (directory / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
 

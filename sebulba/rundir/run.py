@@ -163,7 +163,7 @@ def aggregate(
     """Aggregate the scores of runs over seeds and games, as Agarwal et al. (2021) recommend.
 
     A run's score is its last number of the metric: that of the final parameters, once the run is
-    complete.
+    complete, unless it was told to stop during their evaluation.
 
     Args:
       runs: results of ``train``, of ``load_run``, or run directories; one or several.

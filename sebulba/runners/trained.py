@@ -125,7 +125,12 @@ class TrainedAgent:
         return (map_arrays(lambda array: array[None], arrays) if is_one else arrays), is_one
 
     def _adds_action(self, observation: Any) -> bool:
-        return has_action(self.spec) and not has_both(observation)
+        if not has_action(self.spec):
+            return False
+        # What the environment itself observes may have these names too.
+        inside = has_both(self.spec.observation["observation"])
+        has_it = has_both(observation) and (not inside or has_both(observation["observation"]))
+        return not has_it
 
     def _with_action(self, observed: Any, first: np.ndarray) -> Any:
         if not self._adds_action(observed):

@@ -284,7 +284,9 @@ def _digest(params: Params | None) -> str:
 
 def _arrays(params: Params) -> ArrayTree:
     # On no device: the learner's are not those of the run that they come from.
-    return jax.tree.map(np.asarray, jax.device_get(params))
+    return jax.tree.map(
+        lambda leaf: leaf if hasattr(leaf, "dtype") else np.asarray(leaf), jax.device_get(params)
+    )
 
 
 def _check_division(algorithm: Algorithm[Any], config: Config, topology: Topology) -> None:

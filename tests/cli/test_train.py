@@ -12,7 +12,7 @@ from command_line import TINY, assert_refused, call, fingerprint, train
 from whole_runs import rows_of
 
 from sebulba import presets
-from sebulba.cli.train import parse
+from sebulba.cli.train import _report, parse
 
 
 def test_help_has_every_option_with_the_values_of_the_preset(
@@ -269,3 +269,13 @@ def test_resume_keeps_the_options_of_the_run(tmp_path: Path) -> None:
     assert config["seed"] == 7 and config["network"]["hidden_sizes"] == [8]
     assert config["total_steps"] == 200
     assert rows_of(out)[-1]["update"] > updates
+
+
+@pytest.mark.parametrize(("evaluated", "whose"), [(9, "final"), (6, "parameters that were")])
+def test_an_evaluation_that_was_given_up_is_not_that_of_the_final_parameters(
+    evaluated: int, whose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row: dict[str, Any] = {"update": 9, "steps": 90, "seconds": 1.0, "episode_return_mean_100": 1.0}
+    row |= {"evaluation_update": evaluated, "evaluation_return_mean": 0.5}
+    _report(Path("runs/x"), [row | {"evaluation_best_return_mean": 0.5}])
+    assert f"Return of the {whose}" in capsys.readouterr().out

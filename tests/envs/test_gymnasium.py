@@ -118,6 +118,7 @@ NUMBERS = spaces.Dict(
         "kinds": spaces.MultiDiscrete([2, 3]),
         "bits": spaces.MultiBinary(2),
         "nothing": spaces.Box(0, 1, (0,)),
+        "no kinds": spaces.MultiDiscrete([]),
         "pair": spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Text(4)]),
     }
 )
@@ -133,7 +134,7 @@ class Numbers(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         pair = (np.full((2, 2), 7, np.uint8), "text")
         kinds = {"kind": 3, "kinds": np.array([1, 0]), "bits": np.array([1, 0], np.int8)}
-        kinds["nothing"] = np.zeros(0, np.float32)
+        kinds |= {"nothing": np.zeros(0, np.float32), "no kinds": np.zeros(0, np.int64)}
         return {**kinds, "pair": pair}, {}
 
     def step(self, action: Any) -> Any:
@@ -154,7 +155,10 @@ def test_spaces() -> None:
         "bits": [1, 0],
     }
     # Without the text, and what is empty.
-    assert set(observation["pair"]) == {"0"} and set(observation) == {*NUMBERS} - {"nothing"}
+    assert set(observation["pair"]) == {"0"} and set(observation) == {*NUMBERS} - {
+        "nothing",
+        "no kinds",
+    }
     told = env.spec.observation
     for name, space in (("kind", observation["kind"]), ("0", observation["pair"]["0"])):
         spec = told[name] if name in told else told["pair"][name]

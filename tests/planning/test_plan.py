@@ -97,6 +97,7 @@ def test_sensible_layouts() -> None:
         (["plan", "vtrace-catch"], "--slice"),
         (["plan", "vtrace-catch", "--slice", "v5e-3"], "v5e-4, v5e-8"),
         (["plan", "vtrace-catch", "--slice", "v3-8", "--batch-size", "33"], "batch_size 33"),
+        (["plan", "vtrace-catch", "--slice", "v3-8", "--remote-lanes", "2"], "remote_lanes is 2"),
     ],
 )
 def test_wrong_input(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,18 @@ def test_an_env_host_without_a_trainer_gives_up() -> None:
         assert str(host.error).startswith(f"no trainer at {address}: ")
 
 
+def test_lanes_that_have_no_place_wait_as_long_as_there_is_a_trainer() -> None:
+    """And do not end the lane beside them, which has one."""
+    with trainer() as (listener, address), env_host(address, lanes=2, patience_seconds=0.5) as host:
+        env = env_of(listener)
+        env.reset()
+        time.sleep(1.5)
+        assert not env.step(STAY).first.any() and host.error is None
+        listener.close(is_complete=True)
+        host.join()
+        assert host.error is None
+
+
 @pytest.mark.slow
 def test_patience_begins_with_the_loss_of_a_trainer() -> None:
     with trainer() as (listener, address), env_host(address, patience_seconds=3.0) as host:

@@ -91,6 +91,17 @@ def test_a_certificate_needs_its_key() -> None:
         SecurityOptions(tls_cert=Path("x")).of_trainer("127.0.0.1:1")
 
 
+def test_what_would_encrypt_nothing_is_refused(files: Files) -> None:
+    """On loopback too, where nothing is needed: who names a certificate expects it to be used."""
+    own = SecurityOptions(tls_cert=files.cert, tls_key=files.key)
+    for insecure in (False, True):
+        theirs = SecurityOptions(ca=files.cert, insecure=insecure)
+        with pytest.raises(ConfigError, match="Set --tls-cert and --tls-key too"):
+            theirs.of_trainer("127.0.0.1:1")
+    with pytest.raises(ConfigError, match="Set --ca too"):
+        own.of_env_host("localhost:1")
+
+
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
         SecurityOptions(ca=tmp_path / "none").of_env_host("localhost:1")

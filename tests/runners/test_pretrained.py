@@ -17,7 +17,7 @@ from sebulba import ConfigError, algorithms, envs
 from sebulba.agents import distributions
 from sebulba.agents.reference import is_reference
 from sebulba.learners.r2d2 import R2D2Learner, R2D2State
-from sebulba.runners import environments
+from sebulba.runners import environments, training
 
 
 def train(config: sebulba.Config, **parts: Any) -> sebulba.TrainResult:
@@ -74,6 +74,21 @@ def test_of_a_run_and_of_an_agent_of_ones_own(tmp_path: Path) -> None:
     again = dataclasses.replace(config, out=None)
     result = train(again, params=first.params, agent=agent, optimizer=optax.set_to_zero())
     assert result.agent is agent and same(result.params, first.params)
+
+
+def test_random_keys_may_be_among_them() -> None:
+    config = tiny()
+    spec = envs.probe(envs.Catch)
+
+    class TypedKey(sebulba.PolicyAgent):
+        def init(self, key: jax.Array) -> Any:
+            return {"inner": super().init(key), "key": key}
+
+    agent = TypedKey(config.network, spec, distributions.make(spec.action))
+    given = agent.init(jax.random.key(3))
+    fitting = training._pretrained(agent, given).init(jax.random.key(4))
+    assert (jax.random.key_data(fitting["key"]) == jax.random.key_data(given["key"])).all()
+    assert training._digest(given) == training._digest(fitting) != training._digest(None)
 
 
 def test_a_resumed_run_goes_on_with_its_own(tmp_path: Path) -> None:

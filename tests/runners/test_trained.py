@@ -16,9 +16,11 @@ import pytest
 from whole_runs import on, tiny, tiny_pqn, tiny_r2d2
 
 import sebulba
-from sebulba import NetworkConfig
+from sebulba import NetworkConfig, envs
+from sebulba.agents import distributions
 from sebulba.inference import EpisodeTracker
 from sebulba.runners import environments
+from sebulba.types import ArraySpec
 from sebulba.validation import ConfigError
 
 LSTM = NetworkConfig(core="lstm", hidden_sizes=(8,), core_size=8)
@@ -26,7 +28,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "vtrace, lstm": lambda **more: tiny(network=LSTM, **more),
     "vtrace, pendulum": lambda **more: tiny(env="Pendulum-v1", **more),
     "vtrace, frames": lambda **more: tiny(
-        network=NetworkConfig(hidden_sizes=(8,), frame_stack=3), **more
+        network=NetworkConfig(hidden_sizes=(8,), frame_stack=3, normalize_observations=True), **more
     ),
     "r2d2, lstm": lambda **more: tiny_r2d2(network=LSTM, **more),
     "pqn": tiny_pqn,
@@ -96,6 +98,23 @@ def test_one_environment_and_its_reset(run: Path) -> None:
     expected = fresh.act(single)
     np.testing.assert_array_equal(one.act(single), expected)
     np.testing.assert_array_equal(batch.act(timestep.observation, 0.0, True)[0], expected)
+
+
+def test_an_environment_may_have_names_of_the_last_action() -> None:
+    hint = ArraySpec((3,), np.dtype(np.float32))
+    bare = envs.probe(envs.Catch)
+    inside = {"observation": bare.observation, "last_action": hint}
+    outside = {"observation": inside, "last_action": ArraySpec((), np.dtype(np.int32))}
+    spec = bare._replace(observation=outside)
+    agent = sebulba.PolicyAgent(LSTM, spec, distributions.make(spec.action))
+    params = agent.init(jax.random.key(0))
+    seen = {"observation": np.ones((10, 5), np.float32), "last_action": np.ones(3, np.float32)}
+    batched = {name: part[None] for name, part in seen.items()}
+    actions = [
+        np.ravel(sebulba.TrainedAgent(agent, params, spec, 0).act(given)).tolist()
+        for given in (seen, batched, {"observation": batched, "last_action": np.zeros(1, np.int32)})
+    ]
+    assert actions[0] == actions[1] == actions[2]
 
 
 def test_the_jax_file_needs_nothing_but_jax(run: Path, tmp_path: Path) -> None:
