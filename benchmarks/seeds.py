@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = [sys.executable, "-m", "sebulba"]
 POINTS = 200
 """Of a curve that are kept."""
+_NAMED = 10
+"""Seeds that a legend has room for."""
 GAMES = 100
 """So many are averaged in the returns of a training's metrics."""
 
@@ -167,7 +169,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="agent steps", ylabel="return", title=textwrap.fill(result["command"], 90))
     axes.title.set_fontsize("small")
     axes.grid(alpha=0.3)
-    axes.legend(title="dots: games of the trained policy", fontsize="small")
+    handles, count = axes.get_legend_handles_labels()[0], len(result["seeds"])
+    dots = "dots: games of the trained policy"
+    title, shown = (dots, handles) if count <= _NAMED else (f"{count} seeds, {dots}", [])
+    axes.legend(handles=shown, title=title, fontsize="small")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

@@ -59,7 +59,7 @@ PONG = dataclasses.replace(
 )
 
 PRESETS: tuple[tuple[Config, str], ...] = (
-    (CARTPOLE, "CartPole-v1 with PQN: solved in about a minute."),
+    (CARTPOLE, "CartPole-v1 with PQN: returns of 500 in under a minute on two CPU cores."),
     (ATARI, "Atari with PQN's network and hyper-parameters."),
     (PONG, "Pong with PQN on small images: returns of 19.95 to 21 in 23 minutes on two CPU cores."),
 )

@@ -26,6 +26,8 @@ CARTPOLE = VTraceConfig(
     reward_scale=0.05,
     # With ten times as much, the last games were lost to random actions: 452 to 497 at the end.
     entropy_cost=0.001,
+    # With ReLU, one of ten seeds lost what it had learned in the last steps, and ended at 390.
+    network=NetworkConfig(activation="tanh"),
     optimizer=OptimizerConfig(name="adam", learning_rate=1e-3, max_gradient_norm=0.5),
     log_every=100,
 )
@@ -64,6 +66,7 @@ MINIGRID = dataclasses.replace(
     # One reward, at the goal: below 1, and less after more steps.
     reward_scale=1.0,
     entropy_cost=0.002,
+    network=NetworkConfig(),
 )
 
 ATARI = VTraceConfig(
@@ -165,7 +168,7 @@ MEMORY = dataclasses.replace(
 
 PRESETS: tuple[tuple[Config, str], ...] = (
     (CATCH, "Catch on a 10 x 5 board, in NumPy: solved in seconds."),
-    (CARTPOLE, "CartPole-v1: returns of 490 to 500 in under a minute on two CPU cores."),
+    (CARTPOLE, "CartPole-v1: returns of 498 to 500 in under a minute on two CPU cores."),
     (PENDULUM, "Pendulum-v1, continuous control: returns of -200 in minutes on two CPU cores."),
     (MINIGRID, "MiniGrid: the key, the door and the goal of DoorKey-5x5 in about a minute."),
     (GENERIC, "Whatever has no preset of its own and shows no images: Acrobot-v1, for example."),
